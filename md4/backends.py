@@ -14,9 +14,6 @@ class Block(Protocol):
     def swapped(self):
         """The same memory with bra and ket exchanged: (kl, ij, cd, ab)."""
 
-    def limit(self, counts):
-        """Only quartets that count need be made from now on; for the blocks of a `DigestTarget`, see `counts` there."""
-
     def __getitem__(self, key):
         """The part that belongs to two slices, one of bra pairs and one of ket pairs."""
 
@@ -26,7 +23,7 @@ class Path(Protocol):
 
     `steps` is the backend, `ab` and `cd` are slices of `PreparedPairs`, `H_ab` and `H_cd` the matrices of the whole
     lists as `Backend.hermite` made them in the forms of the plan. What belongs to a quartet that the block does not ask
-    for (`Block.limit`) may be anything, in r, in (ab|q] and in the block.
+    for may be anything, in r, in (ab|q] and in the block.
     """
 
     name: str
@@ -40,123 +37,60 @@ class Path(Protocol):
     def transform_ket(self, steps, abq, H_cd, ab, cd, out):
         """Step 5: (ab|cd) = sum_q (ab|q] H[cd, q], written to the block `out`."""
 
-    def transform(self, steps, H_ab, H_cd, ab, cd, r, out):
-        """Steps 4 and 5, in the paths of `Backend.parts`."""
-
     def run(self, steps, H_ab, H_cd, ab, cd, out):
         """Steps 2 to 5 into the block `out`."""
 
 
-class BlockTarget(Protocol):
-    """A target of blocks of integrals: an AO tensor, or sums of J and K."""
+class Target(Protocol):
+    """What takes integrals: an AO tensor, or sums of J and K (`SumsTarget`). How it makes them is its own business."""
 
-    def add(self, block, bra, ket, basis, triangle):
-        """Takes a block; it does not keep it.
+    def take(self, pairs, report=None):
+        """Takes the integrals of all quartets, or of those that survive.
 
         Parameters
         ----------
-        block
-            Memory from `Backend.scratch` that `Engine.evaluate` has filled, shape (n_bra, n_ket, n_a, n_b, n_c, n_d).
-        bra, ket : PreparedPairs
-            The lists of the block.
-        basis : Basis
-        triangle : bool
-            Whether bra and ket are slices of the same list, each unordered quartet of which counts once.
+        pairs : list of md4.plan.ListPair
+            The H matrices of all their lists have room at the same time.
+        report : callable, optional
+            Is told how much more is done, in predicted seconds (`Sums.seconds`).
         """
 
     def result(self):
         """The tensor or the sums, which belong to the caller."""
 
 
-class DigestTarget(BlockTarget, Protocol):
-    """Sums of J and K, which may select quartets by itself, and make integrals where they are digested."""
+class SumsTarget(Target, Protocol):
+    """Sums of J and K, or of J alone, of one build.
 
-    def screen_by(self, rule):
-        """By which `md4.plan.QuartetRule` quartets are to be selected; called once, before all else."""
-
-    def ket_counts(self, first, rows):
-        """The rule's `counts` from `first` on as an array of the device for `Block.limit`; None if it has none."""
-
-    def repeat(self, bra, ket, triangle, counts=None):
-        """Does again what an earlier build did for two slices of prepared lists, if it can; does it?
-
-        If not, their block, limited by `counts`, comes by `add`, or the blocks of both of their parts, and then `done`
-        is called. The target may record what is done up to then.
-        """
-
-    def add_parts(self, blocks, axis, bra, ket, basis, triangle):
-        """As `add`, the even and the odd integrals of two slices of lists, from `Backend.part_blocks`."""
-
-    def done(self, bra, ket, triangle, counts=None, parts=()):
-        """All of what `repeat` was asked for has been added; `parts` are the `md4.plan.ListParts` of the blocks."""
-
-    def take_rows(self, rows, basis):
-        """Makes and digests the quartets of a `md4.plan.QuartetRows` that survive the rule, if it can; does it?
-
-        If not, blocks of them come by `add`. MemoryLimitError if there is not enough memory for that; then nothing has
-        been added.
-        """
-
-    def selected(self):
-        """Number of the quartets that `take_rows` has selected; waits for the device."""
-
-    def use(self, backend):
-        """What follows is done by this one of `Backend.tracks`; by the first one until then."""
-
-    def expect_result(self):
-        """Does what of `result` can be done while the device is at work; may be called before it."""
-
-
-@runtime_checkable
-class ListTarget(Protocol):
-    """A target that takes whole pairs of lists instead of blocks: the backend makes and takes the blocks by itself.
-
-    An AO tensor, sums of J and K, or J alone. `BlockTarget.result` and what `CoulombTarget` has besides `add` stay.
+    Where there is a `Backend.place`, it has `add_up(group)`: the sums become those of all members of the group.
     """
 
-    def take(self, pairs, basis, tolerance=0.0, report=None):
-        """Takes the integrals of all quartets that survive, and returns how many there were.
+    def begin(self, lists, keeps_all):
+        """Called once, before the first `take`.
 
         Parameters
         ----------
-        pairs : list of md4.plan.ListPair
-        basis : Basis
-        tolerance : float
-            Of the products of bounds, where the pairs have bounds.
-        report : callable, optional
-            Is told how much more is done, in predicted seconds (`Sums.seconds`).
+        lists : iterable of PreparedPairs
+            All lists; the H matrices of one may be dropped when the next one is asked for.
+        keeps_all : bool
+            Whether none is dropped between `begin` and `end`, as there is room for all.
         """
 
+    def end(self, lists, fetched=True):
+        """Called once, after the last `take`; waits for the device.
 
-class CoulombTarget(Protocol):
-    """The target for J alone, which is summed in the Hermite basis; see `md4.method.hermite_coulomb`."""
+        Parameters
+        ----------
+        lists : iterable of PreparedPairs
+            As in `begin`.
+        fetched : bool
+            Whether `result` will be asked for.
 
-    def screen_by(self, rule, lists):
-        """`take` takes the quartets that survive by a `md4.plan.QuartetRule`; called first.
-
-        `lists` are all prepared lists, in the order of the rule's tables.
+        Returns
+        -------
+        computed, wanted : int
+            As in `md4.contract.screening.Statistics`.
         """
-
-    def load(self, lists):
-        """Makes the Hermite densities D_q of all lists, an iterable."""
-
-    def use(self, backend):
-        """As in `DigestTarget`."""
-
-    def take(self, l_bra, l_ket, part, parts):
-        """Adds the quartets of all lists of two degrees l_a + l_b, of which `l_bra` is not the smaller one.
-
-        Or one of several parts of about the same work, which together are all of them.
-        """
-
-    def collect(self, lists):
-        """Transforms the sums of all lists back, an iterable, and forgets them."""
-
-    def expect_result(self):
-        """As in `Sums.digest`."""
-
-    def result(self):
-        """Y, shape (n, nao, nao), a NumPy array for the caller to keep."""
 
 
 class Sums(Protocol):
@@ -164,16 +98,8 @@ class Sums(Protocol):
 
     # Classes of at most this many shells are not split by their number of primitives; see `shell_kinds`.
     mixed_shells: int
-    # Largest number of bytes of a block of integrals.
-    block_bytes: int
-    # Predicted seconds of a task up to which any of `Backend.tracks` may do it, as longer ones fill the device alone;
-    # and most bytes of a block of integrals of all tracks but the first.
-    track_seconds: float
-    track_bytes: int
     # Number of copies of J and K that a build keeps.
     copies: int
-    # Whether its targets are `ListTarget`.
-    takes_lists: bool
     # Whether it makes gradients.
     makes_forces: bool
 
@@ -201,34 +127,36 @@ class Sums(Protocol):
     def coulomb_swapped(self, bra, ket):
         """Whether two lists change places before J alone is made of them."""
 
-    def digest(self, densities, twice):
-        """A `BlockTarget` or `ListTarget` for X and Y of `md4.method.digestion`.
+    # None, or a function of two lists: all pairs of lists of the same key are one `ListPair` for J alone.
+    coulomb_key: object
 
-        `densities`, shape (n_k, nao, nao), and `twice` = D + D^T, shape (n_j, nao, nao), are NumPy arrays, which it
-        copies. Its results X and Y are NumPy arrays, too. A `BlockTarget` is a `DigestTarget`.
+    def digest(self, engine, lists, survivors, densities, twice):
+        """A `SumsTarget` for X and Y of `md4.method.digestion`, a pair of NumPy arrays.
+
+        Parameters
+        ----------
+        engine : md4.Engine
+            Its backend is this one; its `run_steps` makes blocks of integrals.
+        lists : list of PreparedPairs
+            All lists, in the order of the rule's tables.
+        survivors : md4.contract.survivors.Survivors
+            What is known of each `ListPair`, by its `number`.
+        densities, twice : ndarray, shapes (n_k, nao, nao) and (n_j, nao, nao)
+            D, and D + D^T.
         """
 
-    def coulomb(self, basis, twice):
-        """A `CoulombTarget` for D + D^T, shape (n, nao, nao)."""
+    def coulomb(self, engine, lists, survivors, twice):
+        """As `digest`, for Y alone, a NumPy array."""
 
     def coulomb_bytes(self, pairs):
-        """Bytes that the `CoulombTarget` keeps of a list for one density matrix."""
+        """Bytes that the target of J alone keeps of a list for one density matrix."""
 
 
 class Bounds(Protocol):
-    """Schwarz bounds of pairs, which take blocks or, if there is a method `take(prepared, first)`, prepared lists.
+    """Schwarz bounds of the pairs of some lists, each of which has a place."""
 
-    The pairs of all lists have one place each; `first` is that of the first pair of a block or of a list.
-    """
-
-    def pairs_at_once(self, prepared):
-        """Number of pairs of a list for which the diagonals of blocks of so many pairs take the least time."""
-
-    def block(self, shape):
-        """Memory for a block of six indices, until the next one is asked for."""
-
-    def add(self, block, first):
-        """Takes the block of some pairs with themselves; it does not keep it."""
+    def take(self, prepared, first):
+        """Takes a prepared list, whose first pair has the place `first`."""
 
     def result(self):
         """R_ab, shape (count,), a NumPy array for the caller to keep; 0 where nothing was taken."""
@@ -418,15 +346,6 @@ class Backend(Protocol):
     def mark(self):
         """A function that waits until all work so far is done."""
 
-    def tracks(self):
-        """Backends that may work on one build at the same time, this one first: as many as are useful and fit memory.
-
-        They share all but the memory of steps and `scratch`. They come after a build that was interrupted.
-        """
-
-    def at_once(self, tracks):
-        """A context: what `tracks` are given within it comes after what was given before, and before what follows."""
-
     def place(self):
         """What tells the device from all others, if it can add up sums with them by itself; else None.
 
@@ -466,16 +385,6 @@ class Backend(Protocol):
     def plan(self, bra, ket, block=None):
         """The `Plan` for two `PreparedPairs`, whose integrals go to `block`, by default one of contiguous quartets."""
 
-    def parts(self, bra, ket, axis):
-        """`md4.plan.ListParts` of the even and the odd integrals of two `PreparedPairs` for J and K.
-
-        Empty where they are better made all together, and if `axis` (`Basis.mirror_axis`) is None. Only backends whose
-        sums take blocks have this and `part_blocks`.
-        """
-
-    def part_blocks(self, parts):
-        """A block for each of both `ListParts`, shape (n_bra, n_ket, n_ab, 1, n_cd, 1); valid until the next call."""
-
     def chunk_pairs(self, plan, bra, ket):
         """Numbers of bra and of ket pairs of a chunk of two `PreparedPairs`, chosen for memory and caches."""
 
@@ -500,26 +409,37 @@ class Backend(Protocol):
     def matrix_block(self, out, row, column, shape):
         """A part of a matrix as a `Block`: rows are (kl, cd), columns (ij, ab), `shape` is that of the six indices.
 
-        `out` is C-contiguous; `row` and `column` are those of the first element. A backend that has a method
-        `fill_matrix(out, pairs, columns, rows)` makes the blocks of many `ListPair` at once. The dicts `columns` and
-        `rows` hold the first column of each bra list and the first row of each ket list.
+        `out` is C-contiguous; `row` and `column` are those of the first element.
+        """
+
+    def fill_matrix(self, engine, out, pairs, columns, rows):
+        """Makes the integrals of many `ListPair` as parts of a matrix, as those of `matrix_block`.
+
+        The dicts `columns` and `rows` hold the first column of each bra list and the first row of each ket list;
+        `engine` as in `Sums.digest`.
         """
 
     def result(self, shape, out=None):
         """A new array that belongs to the caller, or the caller's `out`; ArgumentError if `out` cannot be used."""
 
-    def tensor(self, layout, out, device, least_block, host_tensor, progress=None):
-        """A `BlockTarget` or `ListTarget` for an AO tensor, on the device or on the host.
+    def block_bytes(self):
+        """Most bytes of the integrals of a `ListPair` of a tensor, for the memory that is free now."""
+
+    def tensor(self, engine, layout, out, device, least_block, host_tensor, progress=None):
+        """A `Target` for an AO tensor, on the device or on the host.
 
         Parameters
         ----------
+        engine : md4.Engine
+            As in `Sums.digest`.
         layout : md4.method.scatter.TensorLayout
         out, device
             As in `md4.int2e`.
         least_block : int
             Bytes that are needed in addition to the tensor.
         host_tensor : callable
-            (layout, array) -> `BlockTarget` of NumPy blocks, for a tensor that does not fit on the device.
+            (layout, array) -> `md4.cpu.targets.HostTensor`, which places NumPy blocks, for a tensor that does not fit
+            on the device.
         progress : bool, optional
             As in `md4.int2e`, for what is compiled before.
         """
@@ -533,8 +453,8 @@ class Backend(Protocol):
     def watch(self, array):
         """Counts a NumPy array against the cap as long as it is there; returns it."""
 
-    def bounds(self, count, room):
-        """`Bounds` for `count` pairs, and blocks of at most `room` bytes."""
+    def bounds(self, engine, count, room):
+        """`Bounds` for `count` pairs, and blocks of at most `room` bytes; `engine` as in `Sums.digest`."""
 
     def fetch(self, array):
         """A device array of another library as a NumPy array."""

@@ -375,34 +375,6 @@ class Engine:
             abq = path.transform_bra(steps, H_ab, ab, cd, r, abcd)  # 4
             path.transform_ket(steps, abq, H_cd, ab, cd, abcd)  # 5
 
-    def run_parts(self, parts, blocks):
-        """Steps 1 to 5 for the even and the odd part of two lists, into a block each.
-
-        Where all centres lie in a plane, H[ab, p] and r[p+q] are zero for functions of unlike parity
-        (`md4.method.mirror`). So with ab, p, q and cd of one parity,
-
-            (ab|q] = sum_p H[ab, p] r[p+q]      (ab|cd) = sum_q (ab|q] H[cd, q]
-
-        are all integrals that are not zero. Both parts read the same r.
-
-        Parameters
-        ----------
-        parts : list of md4.plan.ListParts
-        blocks : list of md4.backends.Block
-            One for each of them, which ask for the same quartets.
-        """
-        steps, work, sizes = self.backend, [], []
-        for (bra, ket, plan), block in zip(parts, blocks):
-            check_order(bra.facts.l + ket.facts.l)
-            ab, cd, abcd = (ket, bra, block.swapped()) if plan.swap else (bra, ket, block)
-            work.append((plan.path, ab.h(plan.bra_form), cd.h(plan.ket_form), ab, cd, abcd))  # 1
-            sizes.append(steps.chunk_pairs(plan, ab, cd))
-        for ij, kl in chunks(ab.npair, cd.npair, *map(min, zip(*sizes))):
-            r = None
-            for path, H_ab, H_cd, ab, cd, abcd in work:
-                r = steps.r(ab[ij], cd[kl], abcd[ij, kl]) if r is None else r  # 2 and 3
-                path.transform(steps, H_ab, H_cd, ab[ij], cd[kl], r, abcd[ij, kl])  # 4 and 5
-
     def __repr__(self):
         return f"Engine({self.bra_basis!r}, {self.ket_basis!r}, {self.operator!r}, backend={self.backend.name!r})"
 

@@ -10,6 +10,8 @@ import numpy as np
 SQUARE_BYTES = 128 << 20
 # Slices of what several parts share, for each part.
 PIECES = 4
+# Seconds that any `ListPair` of a build costs beside its quartets, about.
+EACH = 1e-4
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,11 @@ class ListPair(NamedTuple):
         A quartet survives if the bounds of its pairs multiply to the tolerance or more. Without bounds all survive.
     part, parts : int
         Only one of so many parts is meant, which are bra pairs of about the same work; 0 of 1 are all.
+    number : int
+        Of the pair in `md4.contract.survivors.Survivors`, in builds of J and K. For J alone, a pair stands for all that
+        are taken together with it (`md4.backends.Sums.coulomb_key`).
+    seconds : float
+        Predicted time of its quartets, if somebody wants to know.
     """
 
     bra: object
@@ -74,6 +81,8 @@ class ListPair(NamedTuple):
     ket_bound: np.ndarray | None = None
     part: int = 0
     parts: int = 1
+    number: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ from unittest.mock import patch
 from md4.contract.fitting_lists import rehearse
 from md4.contract.three_centre import ThreeCentre
 from md4.contract.warmup import MEMORIES, asked_by, make_builds, make_forces, make_tensors, shells_up_to
-from md4.gpu import sums
+from md4.gpu import digest
 from md4.gpu.buffers import Buffer
 from md4.gpu.kernels.unpack import launch_unpack
 from md4.shells.basis import Basis
@@ -75,7 +75,7 @@ def fitting(backend, basis):
 
 
 @cache
-@patch.object(sums, "SELECT", replace(sums.SELECT, single_seconds=0.0))
+@patch.object(digest, "SELECT", replace(digest.SELECT, single_seconds=0.0))
 def asked(work, kind="coulomb", capability=(9, 0), **options):
     """Variants of some work for `bases` with these options."""
 

@@ -207,12 +207,12 @@ def launch_coulomb(backend, lists, mirrored):
     """What J alone launches for all pairs of `lists`, in both precisions; `mirrored`: all centres lie in a plane."""
     centres = np.array([[0.0, 0.0, 0.0], [1.0, 1.0, 0.0 if mirrored else 1.0]])
     basis, ones = Basis.from_arrays([0, 0], [[1.0]] * 2, [[1.0]] * 2, centres), np.ones(sum(map(len, lists)))
-    target = DeviceCoulomb(backend, basis, np.zeros((1, basis.nao, basis.nao)))
+    rule = QuartetRule(1e-10, None, ones, ones, ones, None, None)
     with patch.object(hermite_coulomb, "FEWEST_SINGLES", 0):
-        target.screen_by(QuartetRule(1e-10, None, ones, ones, ones, None, None), lists)
+        target = DeviceCoulomb(backend, basis, np.zeros((1, basis.nao, basis.nao)), rule, lists)
         target.load(lists)
         for l_ket, l_bra in combinations_with_replacement(sorted({prepared.facts.l for prepared in lists}), 2):
-            target.take(l_bra, l_ket, 0, 1)
+            target.add(l_bra, l_ket, 0, 1)
         target.add_products(lists[0], lists[0], 1.0, (NOTHING, 0, 1, 8))
         target.collect(lists)
 
@@ -238,7 +238,7 @@ def launch_parts(backend, bra, ket):
             blocks = backend.part_blocks(parts)
             for block in blocks:
                 block.limit(Buffer(0, (len(bra),), 4, None))
-            Engine.run_parts(SimpleNamespace(backend=backend), parts, blocks)
+            backend.run_parts(parts, blocks)
             for counts in ((1, 1), (1, 0)):
                 launch_mirrored(backend.context, blocks, axis, bra, ket, [None] * 2, False, [None] * 4, counts, 1)
 

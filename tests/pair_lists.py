@@ -58,3 +58,11 @@ def random_pair(la, lb, pure, nctr_a, nctr_b, nprim=2):
         for l, nctr in ((la, nctr_a), (lb, nctr_b))
     ]
     return Engine(Basis(shells, pure), backend="cpu")
+
+
+def add_block(engine, target, pair):
+    """Makes the block of a `ListPair`, and gives it to a `md4.cpu.targets.HostTensor`."""
+    a, b = pair.bra.pairs, pair.ket.pairs
+    block = engine.backend.scratch((len(a), len(b), a.na, a.nb, b.na, b.nb))
+    engine.evaluate(pair.bra, pair.ket, block)
+    target.add(block, pair.bra, pair.ket, engine.bra_basis, pair.same)

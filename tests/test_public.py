@@ -28,7 +28,7 @@ def functions():
 FUNCTIONS = dict(functions())
 # Public to md4's own modules only; docs/api.md does not show them.
 INTERNAL = {
-    "Engine.check_memory", "Engine.checked_lists", "Engine.lock", "Engine.run_parts", "Engine.run_steps",
+    "Engine.check_memory", "Engine.checked_lists", "Engine.lock", "Engine.run_steps",
     "Engine.with_backend",
 }  # fmt: skip
 

@@ -27,9 +27,9 @@ from md4.contract.three_centre import ThreeCentre, tensor_request
 from md4.contract.work import make_tasks
 from md4.contract.worker import Build, PartialSums, Worker
 from md4.gpu import backend as gpu
+from md4.gpu import digest as gpu_digest
 from md4.gpu import hermite_coulomb as gpu_coulomb
 from md4.gpu import kernels, paths, quartet_lists
-from md4.gpu import sums as gpu_sums
 from md4.gpu.buffers import Buffer, copy_to_host
 from md4.gpu.context import DeviceContext
 from md4.gpu.kernels import fused, summed_r
@@ -335,7 +335,7 @@ def digestion(basis, n_k, n_j, in_place=False, operator="coulomb", single=False)
     operator = (operator, PARAMETERS[operator]) if operator in PARAMETERS else operator
     changes = [(paths, "FEWEST_QUARTETS", 1)] if in_place else []
     if single:
-        modules = (gpu_sums, quartet_lists)
+        modules = (gpu_digest, quartet_lists)
         every = replace(SELECT, single_ratio=ALL_IN_SINGLE, single_seconds=0.0)
         changes += [(module, "SELECT", every) for module in modules]
 
@@ -356,7 +356,7 @@ def digested(basis, densities, twice, operator, tolerance):
     worker.lists = sorted_lists(engine, every, [np.ones((2, len(pairs))) for pairs in every], 0.0, worker.list_bytes())
     pairs = ListPairs(worker.lists, basis, sums.swapped)
     norms = pairs.norms(np.ones((1, basis.nao, basis.nao)), True, True)
-    survivors = pairs.survivors(norms, tolerance, sums.takes_lists)
+    survivors = pairs.survivors(norms, tolerance)
     build = Build(engine.operator, 0.0, densities, twice, True, survivors, lambda count: None)
     with engine.lock:
         part = PartialSums(worker, build)

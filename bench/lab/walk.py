@@ -19,10 +19,11 @@ ROOT = Path(md4.__file__).parent
 # Layers from the top, as in pyproject.toml.
 LAYERS = (
     "pyscf", "contract", "engine", "cpu/backend", "cpu/sums", "cpu/targets", "cpu/h_matrices", "cpu/matrices",
-    "cpu/screening", "cpu/compile", "gpu/backend", "gpu/dry_run", "gpu/warmup", "gpu/sums", "gpu/hermite_coulomb",
-    "gpu/quartet_lists", "gpu/targets", "gpu/part_plans", "gpu/pair_order", "gpu/paths", "gpu/shell_pairs",
-    "gpu/predicted_times", "gpu/kernels", "gpu/context", "gpu/recording", "gpu/compile", "gpu/pool",
-    "gpu/buffers", "gpu/dlpack", "gpu/device_code", "gpu/h_layout", "gpu/pair_layout", "gpu/gather_words",
+    "cpu/screening", "cpu/compile", "gpu/backend", "gpu/dry_run", "gpu/warmup", "gpu/sums", "gpu/digest",
+    "gpu/hermite_coulomb", "gpu/quartet_lists", "gpu/targets", "gpu/dealing", "gpu/part_plans", "gpu/pair_order",
+    "gpu/paths", "gpu/shell_pairs", "gpu/predicted_times", "gpu/kernels", "gpu/context", "gpu/recording",
+    "gpu/compile", "gpu/pool", "gpu/buffers", "gpu/dlpack", "gpu/device_code", "gpu/h_layout", "gpu/pair_layout",
+    "gpu/gather_words",
     "gpu/staircases", "gpu/emit", "gpu/hermite_rows", "gpu/tuning",
     "backends", "plan", "shells", "method",
 )  # fmt: skip
@@ -44,7 +45,7 @@ def is_matrix(nao):
     """A test for AO matrices on the host or the device, and for what sums them."""
 
     def test(value):
-        if type(value).__name__ in ("HostDigest", "DeviceDigest", "HostCoulomb", "DeviceCoulomb"):
+        if type(value).__name__ in ("HostDigest", "DeviceDigest", "HostCoulomb", "DeviceCoulomb", "CoulombTarget"):
             return True
         shape = getattr(value, "shape", None)
         return isinstance(shape, tuple) and (shape[-2:] == (nao, nao) or shape[-1:] == (nao * nao,))

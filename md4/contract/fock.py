@@ -3,11 +3,9 @@
     J_ij = sum_kl (ij|kl) D_lk          K_il = sum_jk (ij|kl) D_jk
 
 Lists of shell pairs, their H matrices and their Schwarz bounds are made once. A build goes through all pairs of lists.
-For each of them, the quartets that survive (`md4.contract.screening`) are covered by rectangles of bra and ket pairs.
-`Engine.run_steps` makes the block of each rectangle, and the backend digests it (`md4.method.digestion`). Of some pairs
-of lists, a backend selects and digests the quartets by itself, and one whose target is a `ListTarget` those of all.
-Nothing of the size nao^4 is stored. J alone needs
-no blocks: it is summed in the Hermite basis (`md4.method.hermite_coulomb`).
+For each of them, a target of the backend makes and digests (`md4.method.digestion`) the quartets that survive
+(`md4.contract.screening`). Nothing of the size nao^4 is stored. J alone needs no blocks: it is summed in the Hermite
+basis (`md4.method.hermite_coulomb`).
 
 Several devices and processes share a build: `md4.contract.team` says how, `md4.contract.worker` what each one does.
 """

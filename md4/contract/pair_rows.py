@@ -13,7 +13,7 @@ import numpy as np
 
 from md4.contract.fitting_stores import table_width
 from md4.contract.screening import schwarz_bounds
-from md4.contract.three_centre import BELOW_COULOMB, HERMITE_SHARE, aos_of, fill_blocks, slices_of
+from md4.contract.three_centre import BELOW_COULOMB, HERMITE_SHARE, aos_of, slices_of
 from md4.contract.workspace import HermiteStore, least_block
 from md4.errors import MemoryLimitError
 from md4.method.operators import check_order
@@ -244,4 +244,4 @@ class PairRows:
         pairs = [ListPair(bra, ket, same=False) for bra, ket in product(bras, kets)]
         for batch in self.store.batches(pairs):
             some = [pair._replace(bra=bras[pair.bra][0], ket=kets[pair.ket][0]) for pair in batch]
-            fill_blocks(self.engine, out, some, dict(bras.values()), dict(kets.values()))
+            self.engine.backend.fill_matrix(self.engine, out, some, dict(bras.values()), dict(kets.values()))

@@ -29,11 +29,11 @@ contains the rounding error that T_ab allows it, so that cancellation in (ab|ab)
 
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from math import hypot, isqrt, sqrt
+from math import hypot, sqrt
 
 import numpy as np
 
-from md4.plan import SQUARE_BYTES, even_pieces
+from md4.plan import SQUARE_BYTES
 from md4.shells.schwarz import ROUNDING
 from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, ShellPairs, shell_kinds
 
@@ -144,11 +144,10 @@ def diagonal_norms(engine, basis, lists, cutoff):
     used = [(pairs, first) for pairs, first in zip(lists, edges) if len(pairs)]
     if not used:
         return [np.zeros(0) for _ in lists]
-    room = block_room(engine, [pairs for pairs, _ in used])
-    bounds = engine.backend.bounds(edges[-1], room)
+    bounds = engine.backend.bounds(engine, edges[-1], block_room(engine, [pairs for pairs, _ in used]))
     for (_, first), prepared in zip(used, engine.prepare_lists([pairs for pairs, _ in used], basis, cutoff)):
         if prepared.nprim:
-            take(engine, bounds, prepared, first, room)
+            bounds.take(prepared, first)
             prepared.drop()
     return np.split(bounds.result(), edges[1:-1])
 
@@ -160,20 +159,6 @@ def block_room(engine, lists):
     most = max(8 * (size * len(pairs)) ** 2 for size, pairs in zip(sizes, lists))
     share = int(SCHWARZ_SHARE * max(0, engine.backend.memory_left()))
     return max(8 * max(sizes) ** 2, min(most, SQUARE_BYTES, share))
-
-
-def take(engine, bounds, prepared, first, room):
-    """Has R_ab made of a prepared list, whose pairs have the places from `first` on; `room` as in `block_room`."""
-    if hasattr(bounds, "take"):
-        bounds.take(prepared, first)
-        return
-    facts = prepared.facts
-    most = min(bounds.pairs_at_once(prepared), isqrt(room // 8) // facts.nab)
-    for where in even_pieces(len(prepared), most):
-        piece = prepared[where]
-        block = bounds.block((len(piece), len(piece), facts.na, facts.nb, facts.na, facts.nb))
-        engine.evaluate(piece, piece, block)
-        bounds.add(block, first + where.start)
 
 
 def pair_bounds(engine, every, tolerance, worker=0, workers=1):

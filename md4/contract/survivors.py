@@ -20,7 +20,7 @@ from md4.cpu.screening import (
     survivors,
 )
 from md4.cpu.threads import in_threads
-from md4.plan import ListPair, QuartetRows, QuartetRule
+from md4.plan import EACH, ListPair, QuartetRows, QuartetRule
 
 # Rows of a density matrix whose norms are made together.
 NORM_ROWS = 256
@@ -60,8 +60,8 @@ class ListPairs:
     basis : Basis
     swapped : callable
         Decides which of two lists is the ket.
-    by_degrees : bool
-        Whether all pairs of lists of two degrees l_a + l_b are one task. By default each is a task of its own.
+    key : callable, optional
+        Pairs of lists of the same key are one task. By default each is a task of its own.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class ListPairs:
         Bra and ket list of each pair.
     """
 
-    def __init__(self, lists, basis, swapped, by_degrees=False):
+    def __init__(self, lists, basis, swapped, key=None):
         self.lists, self.basis, self._seconds = lists, basis, {}
         ordered = ((i, k) for i in range(len(lists)) for k in range(i + 1))
         self.numbers = [(k, i) if swapped(lists[i].pairs, lists[k].pairs) else (i, k) for i, k in ordered]
@@ -79,15 +79,10 @@ class ListPairs:
         self.exact = np.concatenate([np.zeros(0), *(this.exact for this in lists)])
         self.terms = np.concatenate([np.zeros(0), *(this.terms for this in lists)])
         self.rows = np.array([len(lists[bra]) for bra, _ in self.numbers], dtype=np.int64)
-        tasks = map(self.degrees, range(len(self.numbers))) if by_degrees else range(len(self.numbers))
+        tasks = [key(lists[bra].pairs, lists[ket].pairs) for bra, ket in self.numbers] if key else self.numbers
         first = {}
         # The first of the pairs of lists that are one task with each: the task has its number.
-        self.first = np.array([first.setdefault(key, n) for n, key in enumerate(tasks)], dtype=np.int64)
-
-    def degrees(self, n):
-        """l_a + l_b of both lists of a pair, the larger one first."""
-        one, two = (self.lists[side].pairs.l for side in self.numbers[n])
-        return max(one, two), min(one, two)
+        self.first = np.array([first.setdefault(task, n) for n, task in enumerate(tasks)], dtype=np.int64)
 
     @cached_property
     def kind(self):
@@ -144,11 +139,16 @@ class ListPairs:
                 array[:] = 0.0
         return Norms(exchange, own, beyond, norms)
 
-    def survivors(self, norms, tolerance, with_products):
+    def survivors(self, norms, tolerance):
         """`Survivors` of a tolerance."""
+        counts, found = self.counted(norms, tolerance, np.empty(0))
+        rule = QuartetRule(tolerance, self.shells, self.exact, self.terms, norms.own, norms.blocks, counts)
+        return Survivors(self, norms, found, rule)
+
+    def counted(self, norms, tolerance, products):
+        """`counts` and `found` of `md4.cpu.screening.count_survivors`, and its `products`, unless these are empty."""
         (lists, places), pairs, rows = self.table, self.pairs, int(self.rows.sum())
         found, counts = np.zeros((len(pairs), FOUND.size), dtype=np.int64), np.empty(rows, dtype=np.int32)
-        products = np.empty(rows if with_products else 0)
         cuts = np.arange(1, -(-rows // COUNT_ROWS)) * COUNT_ROWS
         ends = [0, *np.searchsorted(pairs[:, PAIR.first], cuts).tolist(), len(pairs)]
 
@@ -159,8 +159,7 @@ class ListPairs:
             )  # fmt: skip
 
         in_threads(len(ends) - 1, count, 8 * rows)
-        rule = QuartetRule(tolerance, self.shells, self.exact, self.terms, norms.own, norms.blocks, counts)
-        return Survivors(self, counts, found, products, rule)
+        return counts, found
 
     def seconds(self, predicted, matrices):
         """Predicted seconds of a quartet of each pair of lists, shape (number of pairs,), kept.
@@ -190,8 +189,8 @@ class Survivors:
         By which some of these can be left out, too.
     """
 
-    def __init__(self, pairs, counts, found, products, rule):
-        self.pairs, self._counts, self._products, self.rule = pairs, counts, products, rule
+    def __init__(self, pairs, norms, found, rule):
+        self.pairs, self._norms, self.rule = pairs, norms, rule
         self.quartets, self.used, self.widths = found.T.tolist()
         self.total = sum(self.quartets)
 
@@ -216,30 +215,35 @@ class Survivors:
 
     def counts(self, n):
         """How many ket pairs survive with each bra pair of a pair of lists, those of the largest bounds."""
-        return self._of(self._counts, n)
+        return self._of(self.rule.counts, n)
 
     def place(self, n):
         """Where the `counts` of a pair of lists begin in those of the rule."""
         return int(self.pairs.pairs[n, PAIR.first])
 
-    def same(self, n):
-        """Whether the pair of lists is one list, of which each unordered quartet counts once."""
-        bra, ket = self.pairs.numbers[n]
-        return bra == ket
-
     def list_pair(self, lists, task):
-        """`ListPair` of a task, with its bounds, of another worker's `lists`."""
+        """`ListPair` of a task, of a worker's `lists`."""
         bra, ket = self.pairs.numbers[task.pair]
-        bounds = self._of(self._products, task.pair), self.pairs.lists[ket].bound
-        return ListPair(lists[bra].prepared, lists[ket].prepared, bra == ket, *bounds, task.part, task.parts)
+        of_task = task.part, task.parts, task.pair, task.seconds - EACH
+        return ListPair(lists[bra].prepared, lists[ket].prepared, bra == ket, None, None, *of_task)
 
-    def rows(self, lists, n, first, end):
-        """`QuartetRows` of the rows from `first` to `end` of a pair of lists, of another worker's `lists`."""
-        bra, ket = self.pairs.numbers[n]
-        (table, _), end = self.pairs.table, min(end, self.used[n])
+    @cached_property
+    def _products(self):
+        products = np.empty(len(self.rule.counts))
+        self.pairs.counted(self._norms, self.rule.tolerance, products)
+        return products
+
+    def bounded(self, pair):
+        """A `ListPair` with bounds, by which the same quartets survive."""
+        _, ket = self.pairs.numbers[pair.number]
+        return pair._replace(bra_bound=self._of(self._products, pair.number), ket_bound=self.pairs.lists[ket].bound)
+
+    def rows(self, pair, first, end):
+        """`QuartetRows` of the rows from `first` to `end` of a `ListPair`."""
+        bra, ket = self.pairs.numbers[pair.number]
+        (table, _), end = self.pairs.table, min(end, self.used[pair.number])
         places, shells = (int(table[bra, LIST.first]), int(table[ket, LIST.first])), self.pairs.ranges[ket]
-        pair = lists[bra].prepared, lists[ket].prepared, bra == ket
-        return QuartetRows(*pair, first, self.counts(n)[first:end], places, shells)
+        return QuartetRows(*pair[:3], first, self.counts(pair.number)[first:end], places, shells)
 
     def tiles(self, n, first, end, most, price):
         """`tiles` of the rows from `first` to `end` of a pair of lists."""

@@ -198,8 +198,8 @@ class Team:
         if with_k not in self._list_pairs:
             sums = self.engine.backend.sums
             swapped = sums.swapped if with_k else sums.coulomb_swapped
-            by_degrees = not (with_k or sums.takes_lists)
-            self._list_pairs[with_k] = ListPairs(self.lists, self.basis, swapped, by_degrees)
+            key = None if with_k else sums.coulomb_key
+            self._list_pairs[with_k] = ListPairs(self.lists, self.basis, swapped, key)
         return self._list_pairs[with_k]
 
     # builds
@@ -217,14 +217,12 @@ class Team:
         from md4.cpu.warmup import BESIDE, compile_ahead
 
         flags = digest_flags(len(build.exchange), len(build.coulomb)) if build.with_k else "j"
-        of_gpu = not self.engine.backend.sums.takes_lists
 
         def work(backend):
+            compile_ahead(BESIDE, progress)
             Team.of(Engine(self.basis, backend=backend.with_operator(Operator()))).rehearse(build, densities, finest)
 
         def compile_all():
-            if of_gpu:
-                compile_ahead(BESIDE, progress)
             for worker in self.workers:
                 with worker.engine.lock:
                     backend = worker.engine.with_operator(build.operator).backend
@@ -242,9 +240,9 @@ class Team:
 
     def screen(self, build, densities):
         """Finds the quartets of a build that survive; `densities` have the shape (n, nao, nao)."""
-        pairs, takes_lists = self.list_pairs(build.with_k), self.engine.backend.sums.takes_lists
+        pairs = self.list_pairs(build.with_k)
         norms = pairs.norms(densities, len(build.coulomb) > 0, build.with_k)
-        build.survivors = pairs.survivors(norms, build.tolerance, takes_lists)
+        build.survivors = pairs.survivors(norms, build.tolerance)
 
     def seconds(self, build):
         """Predicted seconds of each pair of lists in a build."""

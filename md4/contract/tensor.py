@@ -2,8 +2,7 @@
 
 The unordered shell pairs are cut into pieces of one class each. A block is one bra piece with one ket piece. If bra and
 ket range over the same pairs, only blocks with ket <= bra are computed, and each integral is written to all its places.
-A `ListTarget` takes whole pieces, and makes blocks as it likes. A slice of a tensor (`md4.contract.slices`) is made in
-the same way, of the pairs that it needs.
+A slice of a tensor (`md4.contract.slices`) is made in the same way, of the pairs that it needs.
 """
 
 from dataclasses import dataclass, replace
@@ -11,7 +10,6 @@ from math import isqrt
 
 import numpy as np
 
-from md4.backends import ListTarget
 from md4.contract.slices import slice_pairs
 from md4.contract.stores import checked_store
 from md4.contract.workspace import HermiteStore, least_block
@@ -24,15 +22,10 @@ from md4.support.arguments import as_list, checked_choice, checked_flag, shown, 
 from md4.support.log import log
 from md4.support.progress import Progress
 
-# Shares of the memory that may be used: of a block, and of the H matrices that are kept between blocks.
-BLOCK_SHARE = 0.2
+# Share of the memory that may be used, of the H matrices that are kept between blocks.
 HERMITE_SHARE = 0.4
 # Slices of a tensor for which kernels are compiled ahead, at most.
 SLICES = 4
-# Largest block in bytes; larger ones gain nothing.
-BLOCK_BYTES = 1 << 30
-# In place of this for a `ListTarget`, which needs no blocks.
-WHOLE_LISTS = BLOCK_BYTES**2
 
 
 @dataclass(frozen=True)
@@ -192,7 +185,7 @@ def locked_tensor(engine, request, out=None, device=False, progress=None):
 def slice_target(engine, request, layout, out=None, device=False, progress=None):
     """The backend's target for a tensor or a slice of it; MemoryLimitError if it does not fit."""
     least = least_block(engine, *request.ranges, derivatives=layout.derivatives)
-    return engine.backend.tensor(layout, out, device, least, HostTensor, progress)
+    return engine.backend.tensor(engine, layout, out, device, least, HostTensor, progress)
 
 
 def compile_ahead(engine, request, layouts, progress=None):
@@ -221,24 +214,17 @@ def add_slice(engine, request, layout, target, report=None):
     report : callable, optional
         Is told how much more of the work for the slice is done, about; 1 is all of it.
     """
-    basis, backend = engine.bra_basis, engine.backend
-    memory = backend.memory_left()
-    hermite_bytes = int(HERMITE_SHARE * memory)
-    whole = isinstance(target, ListTarget)  # which needs no blocks, so that the pieces may be as long as they like
-    block_bytes = WHOLE_LISTS if whole else int(min(BLOCK_SHARE * memory, BLOCK_BYTES))
-    pairs = request.work(engine, layout, block_bytes, hermite_bytes)
+    backend = engine.backend
+    hermite_bytes = int(HERMITE_SHARE * backend.memory_left())
+    pairs = request.work(engine, layout, backend.block_bytes(), hermite_bytes)
     if backend.dry:
         pairs = one_of_each(pairs, lambda pair: (*map(facts, pair[:2]), backend.plan(*pair[:2])))
-    log.debug("tensor %s of %d AOs: %d pairs of lists of shell pairs", request.aosym, basis.nao, len(pairs))
-    store = HermiteStore(hermite_bytes, backend)
-    told = Share(0.0 if report is None else sum(seconds_of(backend, pair) for pair in pairs), report)
-    if whole:
-        for batch in store.batches(pairs):
-            target.take(batch, basis, report=None if report is None else told.update)
-    else:
-        for pair in pairs:
-            add_block(engine, target, store, pair)
-            told.update(0.0 if report is None else seconds_of(backend, pair))
+    log.debug("tensor %s of %d AOs: %d pairs of lists", request.aosym, engine.bra_basis.nao, len(pairs))
+    if report is not None:
+        pairs = [pair._replace(seconds=seconds_of(backend, pair)) for pair in pairs]
+    told = Share(sum(pair.seconds for pair in pairs), report)
+    for batch in HermiteStore(hermite_bytes, backend).batches(pairs):
+        target.take(batch, told.update if report is not None else None)
     told.end()
 
 
@@ -275,14 +261,3 @@ class Share:
         if self.report is not None:
             self.report(more)
             self.told += more
-
-
-def add_block(engine, target, store, pair):
-    """Makes the block of two pieces, and gives it to the target."""
-    bra, ket = pair.bra, pair.ket
-    store.touch(ket, bra)
-    store.touch(bra, ket)
-    a, b = bra.pairs, ket.pairs
-    block = engine.backend.scratch((len(a), len(b), a.nab // a.nb, a.nb, b.na, b.nb))  # n_a: (derivative, a)
-    engine.evaluate(bra, ket, block)
-    target.add(block, bra, ket, engine.bra_basis, pair.same)

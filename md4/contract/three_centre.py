@@ -247,7 +247,7 @@ class ThreeCentre:
             pairs = [ListPair(bra, ket, same=False) for bra, ket in product(parts, self.single_rows)]
             for batch in self.store.batches(pairs):
                 some = [pair._replace(bra=parts[pair.bra][0]) for pair in batch]
-                fill_blocks(self.engine, out, some, dict(parts.values()), self.single_rows)
+                self.engine.backend.fill_matrix(self.engine, out, some, dict(parts.values()), self.single_rows)
         return out
 
     @cached_property
@@ -310,18 +310,3 @@ def slices_of(lists, first, last):
             yield prepared[here:end], column
             column += (end - here) * prepared.facts.nab
         begin += len(prepared)
-
-
-def fill_blocks(engine, out, pairs, columns, rows):
-    """Makes the blocks of some `ListPair` as parts of a matrix.
-
-    `columns` and `rows` hold the first column of each bra list, and the first row of each ket list.
-    """
-    backend = engine.backend
-    if hasattr(backend, "fill_matrix"):
-        used = {pair.bra: columns[pair.bra] for pair in pairs}, {pair.ket: rows[pair.ket] for pair in pairs}
-        backend.fill_matrix(out, pairs, *used)
-        return
-    for bra, ket, *_ in pairs:
-        block = backend.matrix_block(out, rows[ket], columns[bra], block_shape(bra, ket))
-        engine.evaluate(bra, ket, block)

@@ -7,21 +7,20 @@ from a counter that all share when they are done with their shares. So wrong pre
 asked rarely.
 
 All workers divide the same list in the same way, without a word between them.
-
-A worker gives its tasks to one or several tracks (`md4.backends.Backend.tracks`), which work at the same time.
 """
 
-from collections import deque
 from heapq import heapify, heapreplace
 from math import ceil
 from typing import NamedTuple
+
+from md4.plan import EACH
 
 # Share of the predicted time that is divided beforehand.
 FIXED_SHARE = 0.75
 # Number of tasks for each worker if all were of the same length.
 TASKS = 32
-# Seconds: the shortest task that a long one is cut into, or that the counter is asked for; and what any task costs.
-SHORTEST, EACH = 1e-3, 1e-4
+# Seconds: the shortest task that a long one is cut into, or that the counter is asked for.
+SHORTEST = 1e-3
 
 
 class Task(NamedTuple):
@@ -99,38 +98,3 @@ def divide(tasks, workers):
             shares[worker].append(task)
             heapreplace(heap, (load + task.seconds, worker))
     return Division(shares, [tasks[n] for n in sorted(rest)])
-
-
-class Dealer:
-    """Deals tasks out to the tracks of a worker, so that all have about the same to do at any time.
-
-    Short tasks go to the track that has least. Long ones, which fill a device alone, go to the first track: short ones
-    beside them take what they leave of the device.
-
-    Parameters
-    ----------
-    count : int
-        Number of tracks.
-    longest : float
-        Predicted seconds of a short task, at most.
-    """
-
-    def __init__(self, count, longest):
-        self.loads, self.longest = [0.0] * count, longest
-
-    def deal(self, tasks):
-        """Yields (track, task) in the order in which tasks are to be given to tracks; with one track, as they come."""
-        if len(self.loads) == 1:
-            yield from ((0, task) for task in tasks)
-            return
-        short, long = deque(), deque()
-        for task in tasks:
-            (short if task.seconds <= self.longest else long).append(task)
-        while short or long:
-            track = self.loads.index(min(self.loads))
-            if long and (track == 0 or not short):
-                track, task = 0, long.popleft()
-            else:
-                task = short.popleft()
-            self.loads[track] += task.seconds
-            yield track, task

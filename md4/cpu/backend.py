@@ -5,7 +5,6 @@ bra pair with LANES ket pairs (`md4.cpu.integrals`) until it has some for the ta
 or J and K (`md4.cpu.sums`), and goes on. So even small lists need few calls from Python.
 """
 
-from contextlib import nullcontext
 from copy import copy
 
 import numpy as np
@@ -77,14 +76,6 @@ class CpuBackend:
         """A function that waits for nothing: all work is done when a call returns."""
         return lambda: None
 
-    def tracks(self):
-        """This backend alone, whose threads share all work."""
-        return [self]
-
-    def at_once(self, tracks):
-        """Nothing is to be done: there is but one."""
-        return nullcontext()
-
     def place(self):
         """None: the sums of processes are added up by MPI."""
         return None
@@ -134,7 +125,7 @@ class CpuBackend:
         """Whole lists: the path takes no memory that grows with them."""
         return len(bra), len(ket)
 
-    def fill_matrix(self, out, pairs, columns, rows):
+    def fill_matrix(self, engine, out, pairs, columns, rows):
         """Makes the blocks of many `ListPair` as parts of a matrix; see `md4.backends.Backend`."""
         places = {}
 
@@ -146,7 +137,8 @@ class CpuBackend:
                 places[this] = place * step, this.pairs.nab * step, step
             return made
 
-        of_columns, of_rows = side(columns, 1), side(rows, out.shape[1])
+        of_columns = side({pair.bra: columns[pair.bra] for pair in pairs}, 1)
+        of_rows = side({pair.ket: rows[pair.ket] for pair in pairs}, out.shape[1])
         lists = [ListPair(of_columns[pair.bra], of_rows[pair.ket], same=False) for pair in pairs]
         run_lists(self, lists, BlockWriter(out), places=places)
 
@@ -154,7 +146,11 @@ class CpuBackend:
         """An array for results: `out`, which is checked, or a new one."""
         return self.scratch(shape) if out is None else check_out(out, shape)
 
-    def tensor(self, layout, out, device, least_block, host_tensor, progress=None):
+    def block_bytes(self):
+        """More than any tensor has: lists are taken as a whole."""
+        return 1 << 60
+
+    def tensor(self, engine, layout, out, device, least_block, host_tensor, progress=None):
         """The AO tensor to fill; see `md4.backends.Backend`."""
         if device:
             raise DeviceError("device=True keeps the result on a GPU; it needs backend='cuda'.")
@@ -165,7 +161,7 @@ class CpuBackend:
         derived = isinstance(layout, DerivativeLayout)
         name = "derivatives" if derived else warmup.scatter_name(layout.aosym)
         warmup.compile_ahead([*warmup.names_for("tensor", self.operator.kind), name], progress)
-        return DerivativeTensor(self, layout, out) if derived else ListTensor(self, layout, out)
+        return DerivativeTensor(engine, layout, out) if derived else ListTensor(engine, layout, out)
 
     def host_array(self, layout, least_block):
         """An array for a tensor, which counts against the cap."""
@@ -182,7 +178,7 @@ class CpuBackend:
         """Memory for one block of integrals."""
         return self.memory.empty(shape)
 
-    def bounds(self, count, room):
+    def bounds(self, engine, count, room):
         """The target for the Schwarz bounds of `count` pairs."""
         return HostBounds(self, count)
 

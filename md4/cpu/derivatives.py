@@ -90,20 +90,22 @@ class DerivativeTensor(ListTensor):
 
     Parameters
     ----------
-    backend : md4.cpu.backend.CpuBackend
+    engine : md4.Engine
     layout : md4.method.scatter.DerivativeLayout
     out : ndarray
         The tensor.
     """
 
-    def __init__(self, backend, layout, out):
-        self.backend, self.layout, self.out = backend, layout, out
+    def __init__(self, engine, layout, out):
+        self.engine, self.layout, self.out = engine, layout, out
         self.write, self.flat = derivative_scatter(), out.reshape(-1)
 
-    def take(self, pairs, basis, tolerance=0.0, report=None):
+    def take(self, pairs, report=None):
         """Makes the integrals of all `ListPair`, whose bra are derivatives, and writes each to all its places."""
         places = {pair.bra: (pair.bra.pairs.derivatives[0], 0, 0) for pair in pairs}
-        return run_lists(self.backend, pairs, self.scatter, basis.ao_loc, tolerance, report, places)
+        run_lists(
+            self.engine.backend, pairs, self.scatter, self.engine.bra_basis.ao_loc, report=report, places=places
+        )  # fmt: skip
 
     def scatter(self, thread, items, tasks, lists, blocks):
         """Writes blocks; threads may do so at the same time, since no place belongs to two of them."""

@@ -11,7 +11,7 @@ from md4.cpu.emit.vectors import LANES
 from md4.cpu.gradient import KET, NORM_ROWS, derivative_norms, forces, reverse_sums, workspace, z_tiles
 from md4.cpu.groups import BLOCK, FIELD, Groups, aligned_empty, functions_of, h_elements, plain_layout
 from md4.cpu.h_matrices import HMatrices, make_h, numbers_of, room_for, shape_of
-from md4.cpu.hermite_coulomb import HostCoulomb
+from md4.cpu.hermite_coulomb import Side
 from md4.cpu.run import TASKS, THREAD_WORK, WORK_SECONDS, ZEROS_COST, Extent, Lists, OwnList
 from md4.cpu.threads import in_parts, number_of_threads, run_threads, taken_from
 from md4.errors import MemoryLimitError
@@ -207,10 +207,8 @@ class HostForces:
             with_h = number in these and density is None
             lists.number(this.prepared if with_h else OwnList(this.pairs, this.groups, NO_MATRICES))
         if density is not None:
-            coulomb = HostCoulomb(self.backend, self.basis, 2 * density[None])
-            coulomb.load([self.lists[number].prepared for number in these])
             for number in these:
-                side = coulomb.sides[self.lists[number].prepared]
+                side = Side(self.backend.memory, self.basis, self.lists[number].prepared, 2 * density[None])
                 lists.rows.append(density_row(lists.rows[number], lists, side.lane_density))
         kets = [
             [lists.address(array) for array in (this.pairs.pairs, this.bounds, *this.of_groups)]

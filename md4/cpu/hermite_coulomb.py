@@ -122,14 +122,30 @@ def contract_r(kind):
 
 
 class Side:
-    """Densities and sums of a list in the Hermite basis: by primitive pair, and in lanes, where they have the sign."""
+    """D and J of a whole list in the Hermite basis: by primitive pair, and in lanes, where they have the sign.
 
-    def __init__(self, memory, prepared, count):
-        pairs, members = prepared.pairs, prepared.data.members
+    Parameters
+    ----------
+    memory : md4.support.memory.HostMemory
+    basis : md4.Basis
+    prepared : md4.engine.PreparedPairs
+    twice : ndarray, shape (n, nao, nao)
+        D + D^T.
+    """
+
+    def __init__(self, memory, basis, prepared, twice):
+        pairs, members, count = prepared.pairs, prepared.data.members, len(twice)
         self.density, self.j = (memory.zeros((count, pairs.nprim, pairs.nherm)) for _ in range(2))
         shape = count, len(members), pairs.nherm, LANES
         self.lane_density, self.lane_j = (memory.watch(aligned_empty(shape)) for _ in range(2))
         self.lane_density[:] = self.lane_j[:] = 0.0
+        rows, columns = pair_places(basis, pairs)
+        values = twice[:, rows, columns].reshape(count, len(pairs), pairs.nab) * pair_weights(pairs)
+        for first, last in pieces(pairs):
+            owner, h = dense_h(prepared, first, last)
+            self.density[:, first:last] = np.einsum("ska,kap->skp", values[:, owner], h)
+        used = members >= 0
+        self.lane_density.transpose(0, 1, 3, 2)[:, used] = (self.density * signs(pairs.l))[:, members[used]]
 
 
 def dense_h(prepared, first, last):
@@ -153,63 +169,48 @@ def pieces(pairs):
 
 
 class HostCoulomb:
-    """D and J in the Hermite basis, in host memory.
+    """D and J in the Hermite basis, in host memory; see `md4.backends.SumsTarget`.
 
     Parameters
     ----------
-    backend : md4.cpu.backend.CpuBackend
-    basis : md4.Basis
+    engine : md4.Engine
+    survivors : md4.contract.survivors.Survivors
     twice : ndarray, shape (n, nao, nao)
         D + D^T.
     """
 
-    def __init__(self, backend, basis, twice):
-        self.backend, self.basis, self.twice = backend, basis, twice
-        self.y, self.sides, self.lock = np.zeros(twice.shape), {}, Lock()
-        backend.memory.watch(self, twice.nbytes)  # not `y`, which belongs to the caller in the end
+    def __init__(self, engine, survivors, twice):
+        self.backend, self.basis, self.survivors, self.twice = engine.backend, engine.bra_basis, survivors, twice
+        self.y, self.sides, self.quartets, self.lock = np.zeros(twice.shape), {}, 0, Lock()
+        self.backend.memory.watch(self, twice.nbytes)  # not `y`, which belongs to the caller in the end
 
-    def load(self, lists):
+    def begin(self, lists, keeps_all):
         """Makes D_q of whole lists."""
         for prepared in lists:
-            self.load_list(prepared)
+            self.sides[prepared] = Side(self.backend.memory, self.basis, prepared, self.twice)
 
-    def load_list(self, prepared):
-        """D_q of one list."""
-        pairs, count = prepared.pairs, len(self.twice)
-        rows, columns = pair_places(self.basis, pairs)
-        values = self.twice[:, rows, columns].reshape(count, len(pairs), pairs.nab) * pair_weights(pairs)
-        side = self.sides[prepared] = Side(self.backend.memory, prepared, count)
-        for first, last in pieces(pairs):
-            owner, h = dense_h(prepared, first, last)
-            side.density[:, first:last] = np.einsum("ska,kap->skp", values[:, owner], h)
-        used, members = prepared.data.members >= 0, prepared.data.members
-        signed = side.density * signs(pairs.l)
-        side.lane_density.transpose(0, 1, 3, 2)[:, used] = signed[:, members[used]]
-
-    def take(self, pairs, basis, tolerance=0.0, report=None):
-        """Adds the potentials of all `ListPair` that survive; returns how many quartets there were."""
-        every = by_work(pairs)
+    def take(self, pairs, report=None):
+        """Adds the potentials of all `ListPair` that survive."""
+        every, tolerance = by_work([*map(self.survivors.bounded, pairs)]), self.survivors.rule.tolerance
         work, lists = sum(this.work for this in every), Lists()
         threads = int(max(1, min(number_of_threads(), work // THREAD_WORK)))
         most = min(work / (TASKS * threads), TASK_WORK)
         tasks = [(this, row) for this in every for row in task_rows(this, lists, most)]
         if not tasks:  # parts of lists may be empty
-            return 0
+            return
         table = lists.table()
         works = self.backend.workspaces(threads, task_sizes(table, np.array([row for _, row in tasks])))
         tasks.reverse()
-        quartets = [0]
 
         def worker(thread):
             for this, row in taken_from(tasks):
                 done = self.contract(this, np.array(row), table, tolerance, works[thread])
                 with self.lock:
-                    quartets[0] += done
+                    self.quartets += done
                     if report is not None:
                         report(done * this.seconds())
 
         run_threads(len(works), worker, tasks.clear)
-        return quartets[0]
 
     def contract(self, this, row, table, tolerance, work):
         """One task; its sums are added to those of the lists under a lock."""
@@ -229,13 +230,14 @@ class HostCoulomb:
             ket.lane_j += j_ket
         return quartets
 
-    def collect(self, lists):
-        """Adds the sums of whole lists to Y."""
+    def end(self, lists, fetched=True):
+        """Adds the sums of whole lists to Y; (computed, wanted) quartets, which are the same."""
         for prepared in lists:
-            self.collect_list(prepared)
+            self.collect(prepared)
+        return self.quartets, self.quartets
 
-    def collect_list(self, prepared):
-        """Those of one list."""
+    def collect(self, prepared):
+        """Adds the sums of a whole list to Y."""
         pairs, side, count = prepared.pairs, self.sides.pop(prepared), len(self.twice)
         used, members = prepared.data.members >= 0, prepared.data.members
         side.j[:, members[used]] += side.lane_j.transpose(0, 1, 3, 2)[:, used] * signs(pairs.l)

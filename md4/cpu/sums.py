@@ -24,8 +24,7 @@ class HostSums:
 
     # Lists of few pairs would leave lanes empty, so those of all primitive counts are one list.
     mixed_shells = 1 << 62
-    block_bytes, takes_lists, makes_forces = 0, True, True
-    track_seconds, track_bytes = 0.0, 0
+    makes_forces, coulomb_key = True, None
 
     def __init__(self, backend):
         self.backend = backend
@@ -56,13 +55,13 @@ class HostSums:
 
     coulomb_seconds = seconds
 
-    def digest(self, densities, twice):
+    def digest(self, engine, lists, survivors, densities, twice):
         """Sums of J and K; see `HostDigest`."""
-        return HostDigest(self.backend, densities, twice)
+        return HostDigest(engine, survivors, densities, twice)
 
-    def coulomb(self, basis, twice):
+    def coulomb(self, engine, lists, survivors, twice):
         """J alone; see `HostCoulomb`."""
-        return HostCoulomb(self.backend, basis, twice)
+        return HostCoulomb(engine, survivors, twice)
 
     def forces(self, basis, lists):
         """Gradients; see `HostForces`."""
@@ -117,26 +116,32 @@ class HostBounds:
 
 
 class HostDigest:
-    """X and Y in host memory, which take whole lists; see `md4.backends.ListTarget`.
+    """X and Y in host memory, which take whole lists; see `md4.backends.SumsTarget`.
 
     Parameters
     ----------
-    backend : md4.cpu.backend.CpuBackend
+    engine : md4.Engine
+    survivors : md4.contract.survivors.Survivors
     densities : ndarray, shape (n_k, nao, nao)
         The densities of X.
     twice : ndarray, shape (n_j, nao, nao), n_j <= n_k
         The D + D^T of Y.
     """
 
-    def __init__(self, backend, densities, twice):
+    def __init__(self, engine, survivors, densities, twice):
         # always the same layout, since the loop would be compiled for each one
         self.densities, self.twice = np.ascontiguousarray(densities), np.ascontiguousarray(twice)
-        self.backend, self.sums, self.widest = backend, {}, 0
+        self.backend, self.survivors, self.sums, self.quartets = engine.backend, survivors, {}, 0
+        self.ao_loc = engine.bra_basis.ao_loc
+        self.widest = int(np.diff(self.ao_loc).max())
 
-    def take(self, pairs, basis, tolerance=0.0, report=None):
-        """Makes and digests the integrals of all `ListPair` that survive; returns how many quartets there were."""
-        self.widest = int(np.diff(basis.ao_loc).max())
-        return run_lists(self.backend, pairs, self.add, basis.ao_loc, tolerance, report)
+    def begin(self, lists, keeps_all):
+        """Nothing is needed of the lists."""
+
+    def take(self, pairs, report=None):
+        """Makes and digests the integrals of all `ListPair` that survive."""
+        pairs, tolerance = map(self.survivors.bounded, pairs), self.survivors.rule.tolerance
+        self.quartets += run_lists(self.backend, [*pairs], self.add, self.ao_loc, tolerance, report)
 
     def add(self, thread, items, tasks, lists, blocks):
         """Digests blocks to the sums of a thread."""
@@ -145,6 +150,10 @@ class HostDigest:
             lanes = memory.watch(aligned_empty((10 * self.widest**2 * LANES,)))
             self.sums[thread] = lanes, memory.zeros(self.densities.shape), memory.zeros(self.twice.shape)
         digest_blocks()(items, tasks, lists, blocks, self.densities, self.twice, *self.sums[thread])
+
+    def end(self, lists, fetched=True):
+        """(computed, wanted) quartets, which are the same."""
+        return self.quartets, self.quartets
 
     def result(self):
         """(X, Y), shapes (n_k, nao, nao) and (n_j, nao, nao)."""

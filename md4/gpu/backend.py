@@ -1,4 +1,4 @@
-"""The GPU backend: its memory, the steps of the method, and what takes blocks; paths are in `md4.gpu.paths`."""
+"""The GPU backend: its memory, the steps of the method, and targets; paths are in `md4.gpu.paths`."""
 
 from copy import copy
 from functools import cache
@@ -36,14 +36,17 @@ from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.sums import DeviceBounds, DeviceSums
 from md4.gpu.targets import DeviceBlock, DeviceTensor, StagedTensor, checked_device_array
 from md4.gpu.tiles import blocks_of_8
-from md4.gpu.tracks import AtWork, number_of_tracks
+from md4.gpu.tracks import number_of_tracks
 from md4.gpu.tuning import CHUNK_BYTES
 from md4.gpu.warmup import compile_ahead
-from md4.plan import ListParts
+from md4.method.operators import check_order
+from md4.plan import ListParts, chunks
 from md4.support.display import size_text
 from md4.support.log import log
 from md4.support.memory import host_memory, tensor_refusal
 
+# Share of the memory that may be used, of a block of a tensor, and most bytes of it; larger ones gain nothing.
+BLOCK_SHARE, BLOCK_BYTES = 0.2, 1 << 30
 # Numbers of a line of the cache.
 WHOLE_LINE = 16
 # What `GpuBackend.compile_ahead` has looked at, by compute capability and type of numbers.
@@ -142,10 +145,6 @@ class GpuBackend:
         other = copy(self)
         other.context = self.context.on_track(track)
         return other
-
-    def at_once(self, tracks):
-        """Within it, work may be given to all of some `tracks`; see `md4.backends.Backend`."""
-        return AtWork(self.context.tracks, len(tracks))
 
     def place(self):
         """The GPU, if NCCL can add up its sums; see `md4.gpu.collectives`."""
@@ -253,6 +252,34 @@ class GpuBackend:
         found = enumerate(part_plans(self.context.unit, bra, ket, axis))
         return [ListParts(bra.part(axis, parity), ket.part(axis, parity), plan) for parity, plan in found]
 
+    def run_parts(self, parts, blocks):
+        """Steps 1 to 5 (`md4.engine.Engine.run_steps`) for the even and the odd part of two lists, into a block each.
+
+        Where all centres lie in a plane, H[ab, p] and r[p+q] are zero for functions of unlike parity
+        (`md4.method.mirror`). So with ab, p, q and cd of one parity,
+
+            (ab|q] = sum_p H[ab, p] r[p+q]      (ab|cd) = sum_q (ab|q] H[cd, q]
+
+        are all integrals that are not zero. Both parts read the same r.
+
+        Parameters
+        ----------
+        parts : list of ListParts
+        blocks : list of DeviceBlock
+            One for each of them, which ask for the same quartets.
+        """
+        work, sizes = [], []
+        for (bra, ket, plan), block in zip(parts, blocks):
+            check_order(bra.facts.l + ket.facts.l)
+            ab, cd, abcd = (ket, bra, block.swapped()) if plan.swap else (bra, ket, block)
+            work.append((plan.path, ab.h(plan.bra_form), cd.h(plan.ket_form), ab, cd, abcd))  # 1
+            sizes.append(self.chunk_pairs(plan, ab, cd))
+        for ij, kl in chunks(ab.npair, cd.npair, *map(min, zip(*sizes))):
+            r = None
+            for path, H_ab, H_cd, ab, cd, abcd in work:
+                r = self.r(ab[ij], cd[kl], abcd[ij, kl]) if r is None else r  # 2 and 3
+                path.transform(self, H_ab, H_cd, ab[ij], cd[kl], r, abcd[ij, kl])  # 4 and 5
+
     def hermite(self, prepared, form):
         """Step 1: H of all primitive pairs of a whole list, as `HMatrices` in a form."""
         with self.context.alone():
@@ -305,6 +332,12 @@ class GpuBackend:
         """A result of six indices as a block (ij, kl, ab, cd)."""
         return out if isinstance(out, DeviceBlock) else DeviceBlock.contiguous(as_buffer(out), out.shape)
 
+    def fill_matrix(self, engine, out, pairs, columns, rows):
+        """Makes the blocks of many `ListPair` as parts of a matrix; see `md4.backends.Backend`."""
+        for bra, ket, *_ in pairs:
+            shape = len(bra), len(ket), bra.facts.na, bra.facts.nb, ket.facts.na, ket.facts.nb
+            engine.run_steps(bra, ket, self.matrix_block(out, rows[ket], columns[bra], shape))
+
     def matrix_block(self, out, row, column, shape):
         """A part of a matrix as a block; see `md4.backends.Backend`."""
         (_, _, na, nb, nc, nd), width = shape, out.shape[1]
@@ -315,19 +348,23 @@ class GpuBackend:
         """A device array for results: `out` if given and right, or a new one."""
         return self.context.pool.array(shape) if out is None else checked_device_array(out, shape, self.context.handle)
 
-    def tensor(self, layout, out, device, least_block, host_tensor, progress=None):
+    def block_bytes(self):
+        """Most bytes of a block of a tensor."""
+        return int(min(BLOCK_SHARE * self.memory_left(), BLOCK_BYTES))
+
+    def tensor(self, engine, layout, out, device, least_block, host_tensor, progress=None):
         """The AO tensor to fill: on the device where it fits, else on the host; see `md4.backends.Backend`."""
         pool, shape, size = self.context.pool, layout.shape, layout.nbytes
         if device:
             if out is None and size + least_block > pool.left():
                 raise tensor_refusal(layout, size + least_block, pool.left(), device)
-            return DeviceTensor(self.context, layout, self.result(shape, out), None)
+            return DeviceTensor(engine, layout, self.result(shape, out), None)
         host = self.host_array(layout, least_block) if out is None else out
         room = pool.left()
         if size + max(least_block, room // 4) > room:
             log.debug("the device has no room for the tensor of %s, which is collected on the host", size_text(size))
-            return StagedTensor(self.context, host_tensor(layout, host))
-        return DeviceTensor(self.context, layout, self.result(shape), host)
+            return StagedTensor(engine, host_tensor(layout, host))
+        return DeviceTensor(engine, layout, self.result(shape), host)
 
     def host_array(self, layout, least_block):
         """An array on the host for a tensor, which counts against the cap."""
@@ -342,9 +379,9 @@ class GpuBackend:
         """Counts an array in host memory against the cap."""
         return self.context.pool.watch(array)
 
-    def bounds(self, count, room):
+    def bounds(self, engine, count, room):
         """Schwarz bounds of so many pairs, from blocks of at most `room` bytes."""
-        return self.bounds_kind(self.context, count, room)
+        return self.bounds_kind(engine, count, room)
 
     def fetch(self, array):
         """A device array of another library on the host."""

@@ -217,18 +217,13 @@ def rough_bounds(pairs):
 class RoughBounds(DeviceBounds):
     """`md4.gpu.sums.DeviceBounds` whose result are the rough bounds of lists."""
 
-    def __init__(self, context, count, room):
-        super().__init__(context, count, room)
-        self.found, self.rest = np.zeros(count), None
+    def __init__(self, engine, count, room):
+        super().__init__(engine, count, room)
+        self.found = np.zeros(count)
 
-    def pairs_at_once(self, prepared):
-        self.rest = prepared.data.rough
-        return super().pairs_at_once(prepared)
-
-    def add(self, block, first):
-        super().add(block, first)
-        count = block.dims[0]
-        self.found[first : first + count], self.rest = self.rest[:count], self.rest[count:]
+    def take(self, prepared, first):
+        super().take(prepared, first)
+        self.found[first : first + len(prepared)] = prepared.data.rough
 
     def result(self):
         return self.found
@@ -238,5 +233,5 @@ def without_device(backend, context):
     """A `md4.gpu.backend.GpuBackend` like another one, on a `DryContext`."""
     dry = copy(backend)
     dry.context, dry.pair_maker, dry.bounds_kind = context, HostCounts(context), RoughBounds
-    dry.tensor = lambda layout, *_: DeviceTensor(context, layout, NoArray(layout.shape), None)
+    dry.tensor = lambda engine, layout, *_: DeviceTensor(engine, layout, NoArray(layout.shape), None)
     return dry

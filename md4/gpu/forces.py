@@ -293,11 +293,10 @@ class DeviceForces:
             rule, count, without = self.coulomb_rule(density, factor, 0.0 if context.dry else tolerance)
             if part == 0:
                 quartets, left_out = quartets + count, left_out + without
-            target = DeviceCoulomb(backend, self.basis, 2 * density[None], more=1)
-            target.screen_by(rule, lists)
+            target = DeviceCoulomb(backend, self.basis, 2 * density[None], rule, lists, more=1)
             target.load(self.with_room_for_h(backend, lists))
             for l_ket, l_bra in combinations_with_replacement(sorted(target.degrees), 2):
-                target.take(l_bra, l_ket, part, parts)
+                target.add(l_bra, l_ket, part, parts)
             for task in self.tasks(backend, range(len(lists)), []):
                 whole = lists[task.number]
                 this = whole[task.first : task.last]

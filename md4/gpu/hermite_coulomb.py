@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from md4.gpu.buffers import Buffer, words, written_array
+from md4.gpu.buffers import Buffer, words
+from md4.gpu.dealing import DealtTarget
 from md4.gpu.h_layout import KET_BLOCKS
 from md4.gpu.hermite_rows import row_width
 from md4.gpu.kernels.coulomb_threads import by_threads, in_single, launch_order, launch_quartets
@@ -102,17 +103,24 @@ class Piece(NamedTuple):
 
 
 class DeviceCoulomb:
-    """D and J in the Hermite basis, in device memory; see `md4.backends.CoulombTarget`.
+    """D and J in the Hermite basis, in device memory.
 
     Parameters
     ----------
-    backend, basis, twice
-        As of `md4.backends.Sums.coulomb`.
+    backend : md4.gpu.backend.GpuBackend
+        `add` works on its track.
+    basis : md4.Basis
+    twice : ndarray, shape (n, nao, nao)
+        D + D^T.
+    rule : md4.plan.QuartetRule
+        By which quartets survive.
+    lists : list of md4.engine.PreparedPairs
+        All lists, in the order of the rule's tables.
     more : int
         J_p, and zeros of D_p, are of so much higher a degree than the pairs are: 1 for gradients.
     """
 
-    def __init__(self, backend, basis, twice, more=0):
+    def __init__(self, backend, basis, twice, rule, lists, more=0):
         self.backend, self.basis, self.shape, self.degrees, self.more = backend, basis, twice.shape, {}, more
         self.axis = basis.mirror_axis
         context = backend.context
@@ -120,15 +128,11 @@ class DeviceCoulomb:
         self.twice, self.y = self.buffer.part(0, (size,)), self.buffer.part(size, (size,))
         context.copy_in(self.twice.pointer, np.ascontiguousarray(twice))
         context.clear(self.y)
-        self.host = None
+        self.order(rule, lists)
 
     def degree_of(self, prepared):
         """The degree of the Hermite functions of a list."""
         return prepared.facts.l + self.more
-
-    def use(self, backend):
-        """`take` works on the track of a backend."""
-        self.backend = backend
 
     def matrices(self, array):
         """The matrices of an array (n, nao, nao) as flat buffers."""
@@ -137,8 +141,8 @@ class DeviceCoulomb:
 
     # before the tracks begin
 
-    def screen_by(self, rule, lists):
-        """Orders the primitive pairs of all lists for the quartets that survive by a `md4.plan.QuartetRule`."""
+    def order(self, rule, lists):
+        """Orders the primitive pairs of all lists for the quartets that survive."""
         self.least, self.lists = rule.tolerance, lists
         fits = rule.own.max(initial=0.0) <= LARGEST_SINGLE and has_range_of_single(extent(self.basis))
         self.with_singles = bool(self.least > 0 and SINGLE_RATIO > 0 and fits)
@@ -194,7 +198,7 @@ class DeviceCoulomb:
 
     # quartets
 
-    def take(self, l_bra, l_ket, part, parts):
+    def add(self, l_bra, l_ket, part, parts):
         """Adds all quartets of two degrees, the larger one first, that survive, or one of several parts of them."""
         bra, ket = self.degrees[l_bra], self.degrees[l_ket]
         found = overlap(bra.order, ket.order, self.least)
@@ -264,23 +268,42 @@ class DeviceCoulomb:
         self.forget()
 
     def forget(self):
-        """Gives back the memory of what `screen_by` has made."""
+        """Gives back the memory of what `order` has made."""
         for buffer in (self.room, self.uploaded, *(degree.buffer for degree in self.degrees.values())):
             self.backend.context.pool.release(buffer)
         self.degrees, self.places, self.lists = {}, {}, []
 
+
+class CoulombTarget(DealtTarget):
+    """J alone of a build; see `md4.backends.Sums.coulomb`."""
+
+    def __init__(self, engine, lists, survivors, twice):
+        super().__init__(engine, survivors, [twice.shape])
+        self.sums = DeviceCoulomb(self.backend, engine.bra_basis, twice, survivors.rule, lists)
+
+    def begin(self, lists, keeps_all):
+        """As `DealtTarget.begin`. Only D and J before and after the tracks are made by H matrices."""
+        self.sums.load(lists)
+        super().begin(lists, True)
+
+    def add_pair(self, pair):
+        """Adds the surviving quartets of two degrees, or a part of them."""
+        self.sums.backend = self.backend
+        self.sums.add(*self.backend.sums.coulomb_key(pair.bra.facts, pair.ket.facts), pair.part, pair.parts)
+        quartets = self.survivors.task_quartets[pair.number]
+        self.wanted += quartets * (pair.part + 1) // pair.parts - quartets * pair.part // pair.parts
+
+    def finish(self, lists):
+        """Adds what all lists have summed up to Y."""
+        self.computed, self.sums.backend = self.wanted, self.backend
+        self.sums.collect(lists)
+
     def add_up(self, group):
         """Replaces Y by that of all members of a `md4.gpu.collectives.Group`."""
-        group.add_up((self.y,))
-
-    def expect_result(self):
-        """Makes host memory for the result while the device is at work."""
-        self.host = written_array(self.shape)
+        group.add_up((self.sums.y,))
 
     def result(self):
         """Y on the host."""
-        if self.host is None:
-            self.expect_result()
-        self.backend.context.copy_out(self.host, self.y.pointer)
-        self.backend.context.pool.release(self.buffer)
-        return self.host
+        (y,) = self.on_host((self.sums.y,))
+        self.context.pool.release(self.sums.buffer)
+        return y

@@ -83,12 +83,35 @@ def checked_device_array(out, shape, stream):
     return array
 
 
-class DeviceTensor:
-    """An AO tensor in device memory, filled block by block.
+class BlockTensor:
+    """An AO tensor that takes blocks by `add`, one for each pair of lists.
 
     Parameters
     ----------
-    context : md4.gpu.context.DeviceContext
+    engine : md4.Engine
+    """
+
+    def __init__(self, engine):
+        self.engine, self.context = engine, engine.backend.context
+
+    def take(self, pairs, report=None):
+        """Makes the integrals of all `ListPair`, and writes each to all its places; see `md4.backends.Target`."""
+        for pair in pairs:
+            bra, ket, a, b = pair.bra, pair.ket, pair.bra.pairs, pair.ket.pairs
+            # n_a: (derivative, a)
+            block = self.engine.backend.scratch((len(a), len(b), a.nab // a.nb, a.nb, b.na, b.nb))
+            self.engine.run_steps(bra, ket, block)
+            self.add(block, bra, ket, self.engine.bra_basis, pair.same)
+            if report is not None:
+                report(pair.seconds)
+
+
+class DeviceTensor(BlockTensor):
+    """An AO tensor in device memory.
+
+    Parameters
+    ----------
+    engine : md4.Engine
     layout : md4.method.scatter.TensorLayout
     array
         The tensor, a device array.
@@ -96,8 +119,9 @@ class DeviceTensor:
         Where it is copied to at the end.
     """
 
-    def __init__(self, context, layout, array, host):
-        self.context, self.layout, self.array, self.host = context, layout, array, host
+    def __init__(self, engine, layout, array, host):
+        super().__init__(engine)
+        self.layout, self.array, self.host = layout, array, host
         self.flat = as_buffer(array)
 
     def add(self, block, bra, ket, basis, triangle):
@@ -121,18 +145,19 @@ class DeviceTensor:
         return self.host
 
 
-class StagedTensor:
+class StagedTensor(BlockTensor):
     """An AO tensor in host memory that the device has no room for: blocks are fetched and placed by the CPU.
 
     Parameters
     ----------
-    context : md4.gpu.context.DeviceContext
-    tensor : md4.backends.BlockTarget
-        It takes NumPy arrays.
+    engine : md4.Engine
+    tensor
+        What `host_tensor` of `md4.backends.Backend.tensor` makes.
     """
 
-    def __init__(self, context, tensor):
-        self.context, self.tensor = context, tensor
+    def __init__(self, engine, tensor):
+        super().__init__(engine)
+        self.tensor = tensor
 
     def add(self, block, bra, ket, basis, triangle):
         """Fetches one block, and has it placed."""

@@ -143,25 +143,3 @@ class Tracks:
                 event.synchronize()
 
         return wait
-
-
-class AtWork:
-    """A context in which some tracks work.
-
-    Not a generator: one that an interrupt has left behind would end the tracks of whatever build Python drops it in.
-
-    Parameters
-    ----------
-    tracks : Tracks
-    count : int
-        How many of them.
-    """
-
-    def __init__(self, tracks, count):
-        self.tracks, self.count = tracks, count
-
-    def __enter__(self):
-        self.tracks.begin(self.count)
-
-    def __exit__(self, *exception):
-        self.tracks.end()

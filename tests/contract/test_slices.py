@@ -7,19 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from molecules import WATER, joined, molecule
+from pair_lists import add_block
 
 from md4.contract.slices import Cuts, halves, shells_of, slice_pairs
-from md4.contract.tensor import (
-    Request,
-    add_block,
-    add_slice,
-    ao_tensor,
-    block_work,
-    cut_pieces,
-    segmented,
-    slice_target,
-)
-from md4.contract.workspace import HermiteStore
+from md4.contract.tensor import Request, add_slice, ao_tensor, block_work, cut_pieces, segmented, slice_target
 from md4.cpu.targets import HostTensor
 from md4.engine import Engine
 from md4.method.scatter import SYMMETRIES
@@ -57,7 +48,7 @@ def made_by_blocks(engine, request, layout):
     bra, ket, triangle = slice_pairs(engine.bra_basis, request, layout.ends)
     bra, ket = (cut_pieces(engine, lists, 5000, 1 << 30) for lists in (bra, ket))
     for pair in (*(block_work(bra, bra, True) if triangle else ()), *block_work(bra, ket, False)):
-        add_block(engine, target, HermiteStore(1 << 30, engine.backend), pair)
+        add_block(engine, target, pair)
     return target.result()
 
 

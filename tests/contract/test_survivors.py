@@ -13,6 +13,7 @@ from molecules import WATER, molecule
 from md4 import Basis, Engine
 from md4.contract.screening import pair_bounds, sorted_lists
 from md4.contract.survivors import ListPairs, tiles
+from md4.contract.work import Task
 from md4.plan import part_of
 from md4.shells.shell_pairs import pairs_by_kind
 
@@ -117,10 +118,12 @@ def test_survivors(tolerance, flags):
     """Each bra pair has the ket pairs with which bounds and norms multiply to the tolerance, and those before them."""
     pairs = list_pairs_of(CHAIN)
     norms, lists = pairs.norms(random_densities(CHAIN), *flags), pairs.lists
-    found = pairs.survivors(norms, tolerance, True)
+    found = pairs.survivors(norms, tolerance)
     firsts = np.cumsum([0, *map(len, lists)])
     for n, (bra, ket) in enumerate(pairs.numbers):
-        (c, d), counts, products = lists[ket].kinds, found.counts(n), found._of(found._products, n)
+        pair = found.bounded(found.list_pair(lists, Task(n, 0, 1, 0.0)))
+        (c, d), counts, products = lists[ket].kinds, found.counts(n), pair.bra_bound
+        assert pair.ket_bound is lists[ket].bound
         own, theirs = (norms.own[firsts[side] : firsts[side + 1]] for side in (bra, ket))
         for i, ((a, b), bound) in enumerate(zip(lists[bra].pairs.pairs, lists[bra].bound)):
             largest = max(*norms.exchange[[c, c, d, d], [a, b, a, b]], own[i])
@@ -131,11 +134,11 @@ def test_survivors(tolerance, flags):
             most = i + 1 if bra == ket else len(lists[ket])
             assert min(certain, most) <= counts[i] <= min(possible, most)
             if tolerance:
-                by_products = np.sum(products[i] * lists[ket].bound >= tolerance)
+                by_products = np.sum(products[i] * pair.ket_bound >= tolerance)
                 last = lists[ket].bound[possible - 1] if possible else np.inf  # others may have the same bound
                 assert certain <= by_products <= np.sum(lists[ket].bound >= (1 - 1e-12) * last)
         assert found.quartets[n] == counts.sum()
-        assert found.same(n) == (bra == ket)
+        assert pair.same == (bra == ket)
         whole = found.tiles(n, 0, len(counts), 10**9, 1e12)
         assert whole == ([(slice(0, np.flatnonzero(counts)[-1] + 1), slice(0, counts.max()))] if counts.any() else [])
     assert found.total == sum(found.quartets)
@@ -143,7 +146,7 @@ def test_survivors(tolerance, flags):
 
 def test_parts_cover_what_the_whole_does():
     pairs = list_pairs_of(CHAIN)
-    found = pairs.survivors(pairs.norms(random_densities(CHAIN), True, True), 1e-6, False)
+    found = pairs.survivors(pairs.norms(random_densities(CHAIN), True, True), 1e-6)
     for n in range(len(found)):
         counts = found.counts(n)
         covered = np.zeros((len(counts), counts.max(initial=1)), dtype=int)

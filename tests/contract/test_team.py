@@ -1,9 +1,6 @@
 """Several workers in one process: two on the CPU, which share its threads, or two GPUs."""
 
-import weakref
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from densities import CHAIN, random_densities
 from molecules import METHANE, WATER, molecule
@@ -200,36 +197,6 @@ def test_another_device_than_the_current_one(gpus):
         assert abs(mine - expected).max() < 1e-12
     block = md4.Engine(md4.Basis.from_mol(mol), backend="cuda", device=1).compute([[0, 0]], [[0, 0]])
     assert block.shape == (1, 1, 1, 1, 1, 1)
-
-
-class WithPairs(np.ndarray):
-    """Numbers in place of prepared pairs."""
-
-    pairs = property(len)
-
-
-class Block:
-    """What takes memory."""
-
-
-def test_a_block_without_room_is_gone_before_its_halves_are_made():
-    """Its memory may be all that there is."""
-    pairs, refused, made = np.arange(4).view(WithPairs), [], []
-    sums = object.__new__(PartialSums)
-    sums.store = SimpleNamespace(clear=lambda: None)
-
-    def add_block(ab, cd, same, counts):
-        assert not [block for block in refused if block() is not None]
-        block = Block()
-        if len(ab) * len(cd) > 4:
-            refused.append(weakref.ref(block))
-            raise MemoryLimitError("no room")
-        made.extend((i, k) for i in ab.tolist() for k in cd.tolist())
-
-    sums.add_block = add_block
-    sums.add_rectangle(pairs, pairs, False)
-    assert len(refused) == 3
-    assert sorted(made) == [(i, k) for i in range(4) for k in range(4)]
 
 
 @pytest.mark.gpu

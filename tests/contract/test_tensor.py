@@ -19,8 +19,9 @@ from pyscf import gto
 
 import md4
 from md4.contract.tensor import Request, piece_size
-from md4.engine import Engine
+from md4.engine import Engine, make_backend
 from md4.errors import ArgumentError, DeviceError, MemoryLimitError
+from md4.method.operators import Operator
 from md4.shells.basis import Basis
 from md4.validation import oracle as reference
 
@@ -237,7 +238,7 @@ def test_s4_slices(backend, water, bra, ket):
 @pytest.mark.parametrize("aosym", ["s1", "s4", "s8"])
 def test_small_blocks(backend, water, aosym, monkeypatch):
     """Pieces of few pairs, H matrices dropped and made again: the same tensor."""
-    monkeypatch.setattr("md4.contract.tensor.BLOCK_BYTES", 4000)
+    monkeypatch.setattr(type(make_backend(backend, Operator())), "block_bytes", lambda _: 4000)
     monkeypatch.setattr("md4.contract.tensor.HERMITE_SHARE", 1e-12)
     np.testing.assert_allclose(
         md4.int2e(water, aosym, backend=backend), water.intor("int2e", aosym=aosym), rtol=0, atol=1e-13

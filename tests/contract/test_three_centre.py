@@ -9,7 +9,9 @@ from pyscf import df
 
 import md4
 from md4.contract.three_centre import ThreeCentre
+from md4.engine import make_backend
 from md4.errors import ArgumentError, MemoryLimitError, UnsupportedError
+from md4.method.operators import Operator
 from md4.shells.basis import Basis
 from md4.shells.shell import Shell
 
@@ -90,7 +92,7 @@ def test_what_helps_where_a_tensor_does_not_fit(hf, auxmol, aosym, smaller, tmp_
 
 def test_small_blocks(backend, hf, auxmol, full, monkeypatch):
     """Pieces of few pairs, H matrices dropped and made again: the same tensor."""
-    monkeypatch.setattr("md4.contract.tensor.BLOCK_BYTES", 4000)
+    monkeypatch.setattr(type(make_backend(backend, Operator())), "block_bytes", lambda _: 4000)
     monkeypatch.setattr("md4.contract.tensor.HERMITE_SHARE", 1e-12)
     np.testing.assert_allclose(md4.int3c2e(hf, auxmol, backend=backend), full, rtol=0, atol=1e-12)
 

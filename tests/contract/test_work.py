@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from md4.contract.work import EACH, FIXED_SHARE, SHORTEST, TASKS, Dealer, Task, divide, make_tasks
-from md4.plan import own_ranges, part_of
+from md4.contract.work import FIXED_SHARE, SHORTEST, TASKS, divide, make_tasks
+from md4.plan import EACH, own_ranges, part_of
 
 times = st.lists(st.floats(0, 10), min_size=1, max_size=60)
 team_sizes = st.integers(1, 40)
@@ -77,29 +77,6 @@ def test_one_worker_does_all():
     division = divide(make_tasks([3.0, 1.0, 2.0], [5, 5, 5], 1), 1)
     assert [task[:3] for task in division.shares[0]] == [(0, 0, 1), (2, 0, 1), (1, 0, 1)]
     assert division.rest == []
-
-
-@given(seconds=st.lists(st.floats(0, 10), max_size=60), count=st.integers(1, 6), longest=st.floats(0, 10))
-def test_tasks_are_dealt_out(seconds, count, longest):
-    """Each task to one track, long ones to the first; at any time no track has more than its last task too much."""
-    tasks = make_tasks(seconds, [1] * len(seconds), 1)
-    dealt = list(Dealer(count, longest).deal(tasks))
-    assert sorted(task for _, task in dealt) == sorted(tasks)
-    assert count > 1 or dealt == [(0, task) for task in tasks]
-    assert all(track == 0 for track, task in dealt if task.seconds > longest)
-    loads, short = [0.0] * count, sum(task.seconds <= longest for task in tasks)
-    for track, task in dealt:
-        if short and count > 1:
-            assert loads[track] == min(loads)
-        short -= task.seconds <= longest
-        loads[track] += task.seconds
-
-
-def test_tasks_come_one_by_one():
-    """What a track already has counts."""
-    dealer = Dealer(3, 1.0)
-    one = [Task(n, 0, 1, seconds) for n, seconds in enumerate([0.5, 0.25, 0.125, 0.125, 5.0, 0.125])]
-    assert [track for task in one for track, _ in dealer.deal([task])] == [0, 1, 2, 2, 0, 1]
 
 
 @given(count=st.integers(0, 300), parts=st.integers(1, 9))

@@ -144,7 +144,7 @@ def test_matrix_of_a_list_with_itself():
     (pairs,) = engine.prepare_lists([PAIRS[:3]], basis)
     size = 3 * pairs.facts.nab
     out = np.full((size + 2, size + 3), 7.0)
-    engine.backend.fill_matrix(out, [ListPair(pairs, pairs, same=False)], {pairs: 1}, {pairs: 2})
+    engine.backend.fill_matrix(engine, out, [ListPair(pairs, pairs, same=False)], {pairs: 1}, {pairs: 2})
     block = engine.compute(PAIRS[:3], PAIRS[:3])
     right = np.full_like(out, 7.0)
     right[2:, 1:-2] = block.transpose(1, 4, 5, 0, 2, 3).reshape(size, size)

@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-from pair_lists import few_shells, pairs_of, two_classes
+from pair_lists import add_block, few_shells, pairs_of, two_classes
 
 from md4.contract.slices import slice_pairs
-from md4.contract.tensor import Request, add_block, ao_tensor, block_work, cut_pieces
-from md4.contract.workspace import HermiteStore
+from md4.contract.tensor import Request, ao_tensor, block_work, cut_pieces
 from md4.cpu.run import run_lists
 from md4.cpu.targets import BlockWriter, HostBlock, HostTensor
 from md4.engine import Engine
@@ -70,7 +69,7 @@ def by_blocks(engine, aosym, shls_slice):
     work = list(block_work(bra, bra, True) if triangle else block_work(bra, ket, False))
     assert any(pair.same for pair in work) == request.swap
     for pair in work:
-        add_block(engine, target, HermiteStore(1 << 30, engine.backend), pair)
+        add_block(engine, target, pair)
     return target.result()
 
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from random_blocks import NAO, first_aos, right
 from strategies import fuzz, report
 
-from md4.gpu import paths, quartet_lists, sums, tracks
+from md4.gpu import dealing, digest, paths, quartet_lists, sums, tracks
 from md4.gpu.kernels import digest_in_place, digestion, fused, fused_wide, recurrence
 from md4.gpu.tuning import SELECT
 
@@ -27,10 +27,9 @@ MOST_INTEGRALS = 1 << 10  # of a block
 NUMBERS = {
     paths: {"FEWEST_QUARTETS": [1, 1, 1 << 16]},
     quartet_lists: {"SELECT": [replace(SELECT, entries=entries) for entries in (7, 1 << 26)]},
-    sums: {
-        "SELECT": [replace(SELECT, single_seconds=0.0)], "ORDERED_FUNCTIONS": [0, 25, 1000], "BOUND_STEP": [1, 2, 40],
-    },
-    sums.DeviceSums: {"track_seconds": [0.0, 2e-3]},
+    digest: {"SELECT": [replace(SELECT, single_seconds=0.0)]},
+    sums: {"ORDERED_FUNCTIONS": [0, 25, 1000], "BOUND_STEP": [1, 2, 40]},
+    dealing: {"TRACK_SECONDS": [0.0, 2e-3]},
     tracks: {"MOST_TRACKS": [1, 3]},
     digest_in_place: {"FEWEST_ITEMS": [1, 1 << 14], "MOST_BLOCKS": [1, 2, 1 << 13], "RUN": [1, 2, 8, 32]},
     digestion: {"LANE_INTEGRALS": [1, 256, 1 << 20], "FEWEST_WARPS": [1, 3, 1 << 13]},

@@ -117,8 +117,8 @@ def test_a_tensor_without_room_on_the_device(name, aosym, monkeypatch):
     basis, request = request_of((1, 0), name, aosym)
     right = locked_tensor(md4.Engine(basis, backend="cpu"), request)
 
-    def staged(backend, layout, out, device, least, host_tensor, progress=None):
-        return gpu.StagedTensor(backend.context, host_tensor(layout, np.full(layout.shape, np.nan)))
+    def staged(backend, engine, layout, out, device, least, host_tensor, progress=None):
+        return gpu.StagedTensor(engine, host_tensor(layout, np.full(layout.shape, np.nan)))
 
     monkeypatch.setattr(GpuBackend, "tensor", staged)
     with running():
@@ -129,7 +129,7 @@ def test_little_memory(monkeypatch):
     """Lists in pieces, whose H matrices are given up between blocks."""
     basis, request = request_of((1, 1, 0), "int3c2e_ip1")
     right = locked_tensor(md4.Engine(basis, backend="cpu"), request)
-    monkeypatch.setattr("md4.contract.tensor.BLOCK_BYTES", 2000)
+    monkeypatch.setattr(gpu, "BLOCK_BYTES", 2000)
     monkeypatch.setattr("md4.contract.tensor.HERMITE_SHARE", 1e-9)
     with running():
         assert_same(locked_tensor(md4.Engine(basis, backend="cuda"), request), right)

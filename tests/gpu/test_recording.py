@@ -9,13 +9,12 @@ from emulator import host_array, running
 
 import md4
 from md4.errors import MemoryLimitError
-from md4.gpu import device_code, part_plans, paths, recording
+from md4.gpu import device_code, digest, part_plans, paths, recording
 from md4.gpu.buffers import clear
 from md4.gpu.compile import Graph, Kernel, Launcher, Variant
 from md4.gpu.context import DeviceContext
 from md4.gpu.device_code import F64, f64
 from md4.gpu.pool import Pool
-from md4.gpu.sums import DeviceSums
 
 
 def add_number():
@@ -287,7 +286,7 @@ class Builds:
 def builds(monkeypatch):
     """Builds of two shells, in several rectangles, three of which have been made; the third one repeats the second."""
     with running("dmma16"):
-        monkeypatch.setattr(DeviceSums, "block_bytes", 24)
+        monkeypatch.setattr(digest, "BLOCK_BYTES", 24)
         builds = Builds(basis_of(0, 0), monkeypatch)
         _, every = builds.run(2)
         assert builds.run() == (every, 0)
@@ -332,11 +331,11 @@ def test_all_paths(fused, no_plans_kept, monkeypatch):
 def test_other_tiles(builds, monkeypatch):
     """Rectangles that are the same as before are repeated, others are not."""
     every = builds.recorder.count
-    monkeypatch.setattr(DeviceSums, "block_bytes", 16)
+    monkeypatch.setattr(digest, "BLOCK_BYTES", 16)
     repeated, others = builds.run()
     assert repeated < every
     assert others > 0
-    monkeypatch.setattr(DeviceSums, "block_bytes", 24)
+    monkeypatch.setattr(digest, "BLOCK_BYTES", 24)
     assert builds.run() == (every, 0)
 
 
@@ -484,7 +483,7 @@ def test_interrupted_while_it_is_repeated(builds, monkeypatch):
 def test_interrupted_while_it_is_recorded(monkeypatch, number):
     """At one of its launches."""
     with running("dmma16"):
-        monkeypatch.setattr(DeviceSums, "block_bytes", 24)
+        monkeypatch.setattr(digest, "BLOCK_BYTES", 24)
         builds, launch = Builds(basis_of(0, 0), monkeypatch), DeviceContext.launch
         builds.run()
 

@@ -9,15 +9,14 @@ from emulator import host_array, running
 from molecules import METHANE, molecule
 
 import md4
-from md4.contract.worker import PartialSums
 from md4.errors import MemoryLimitError
-from md4.gpu import backend, device_code, hermite_coulomb, part_plans, paths, tracks
+from md4.gpu import backend, dealing, device_code, hermite_coulomb, part_plans, paths, tracks
 from md4.gpu.backend import GpuBackend
 from md4.gpu.buffers import clear, copy_to_host
 from md4.gpu.compile import Graph, Kernel, Variant
 from md4.gpu.context import DeviceContext
+from md4.gpu.dealing import DealtTarget
 from md4.gpu.device_code import F64, f64
-from md4.gpu.sums import DeviceSums
 from md4.gpu.tracks import Tracks
 
 # The engine's stream, the one that counts primitive pairs, and those of tracks 1 and 2.
@@ -173,17 +172,17 @@ class Builds:
         self.jk, self.right = (
             md4.JK(self.basis, backend=name, progress=False, **options) for name in ("cuda", "cpu")
         )  # fmt: skip
-        use, again = PartialSums.use, Graph.launch
+        use, again = DealtTarget.use, Graph.launch
 
-        def noting(part, track):
+        def noting(target, track):
             self.used.add(track)
-            use(part, track)
+            use(target, track)
 
         def counting(graph, stream):
             self.repeated += 1
             again(graph, stream)
 
-        monkeypatch.setattr(PartialSums, "use", noting)
+        monkeypatch.setattr(DealtTarget, "use", noting)
         monkeypatch.setattr(Graph, "launch", counting)
 
     @property
@@ -382,26 +381,6 @@ def test_an_interrupt_at_the_end(next_is_a_build, monkeypatch):
         assert tracks.active == 1
 
 
-def test_an_interrupt_at_the_beginning(monkeypatch):
-    """Python drops what an interrupted build has left behind in the middle of the next one."""
-    with running(late={FIRST, SECOND}):
-        builds, add_task = Builds(monkeypatch, 1, 0), PartialSums.add_task
-        assert_right(builds.error())
-        steps = builds.engine.backend
-        kept = [steps.at_once(steps.tracks())]
-        kept[0].__enter__()
-
-        def dropping(part, task):
-            if part.track > 0:
-                kept.clear()
-            add_task(part, task)
-
-        monkeypatch.setattr(PartialSums, "add_task", dropping)
-        assert_right(builds.error())
-        assert not kept
-        assert steps.context.tracks.active == 1
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("with_k", [True, False])
 def test_on_a_device(gpu, with_k, monkeypatch):
@@ -412,7 +391,7 @@ def test_on_a_device(gpu, with_k, monkeypatch):
     expected = md4.get_jk(mol, dm, backend="cuda", with_k=with_k)
     monkeypatch.setattr(tracks, "MOST_TRACKS", 4)
     for seconds in (0.0, 1.5e-4, 1.0):
-        monkeypatch.setattr(DeviceSums, "track_seconds", seconds)
+        monkeypatch.setattr(dealing, "TRACK_SECONDS", seconds)
         jk = md4.JK(mol, backend="cuda")
         for _ in range(4):
             for ours, right in zip(jk.get_jk(dm, with_k=with_k), expected):

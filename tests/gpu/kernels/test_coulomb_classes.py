@@ -4,6 +4,8 @@ By a thread a primitive quartet, and by a warp. Contracted pairs, more kets than
 memory, kets in one and several parts.
 """
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from emulator import running
@@ -11,7 +13,7 @@ from emulator import running
 import md4
 from md4.gpu import hermite_coulomb
 from md4.gpu.kernels import coulomb_threads
-from md4.plan import QuartetRule
+from md4.plan import ListPair, QuartetRule
 
 
 def side(rng, l, count, axis):
@@ -38,14 +40,14 @@ def by_integrals(basis, bra, ket, twice):
 
 
 def by_device(basis, bra, ket, twice):
-    """The same by `DeviceCoulomb`."""
+    """The same by `md4.gpu.hermite_coulomb.CoulombTarget`."""
     engine, ones = md4.Engine(basis, backend="cuda"), np.ones(len(bra) + len(ket))
     lists = [engine.prepare(pairs) for pairs in (bra, ket)]
-    target = engine.backend.sums.coulomb(basis, twice[None])
-    target.screen_by(QuartetRule(1e-30, None, ones, ones, ones, None, None), lists)
-    target.load(lists)
-    target.take(*(prepared.facts.l for prepared in lists), 0, 1)
-    target.collect(lists)
+    survivors = SimpleNamespace(rule=QuartetRule(1e-30, None, ones, ones, ones, None, None), task_quartets=[ones.size])
+    target = engine.backend.sums.coulomb(engine, lists, survivors, twice[None])
+    target.begin(lists, True)
+    target.take([ListPair(*lists, same=False)])
+    assert target.end(lists) == (ones.size, ones.size)
     return target.result()[0]
 
 

@@ -1,5 +1,7 @@
 """Digestion by the threads that make the integrals, of chosen quartets, on the emulator, beside NumPy."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from emulator import running
@@ -41,12 +43,12 @@ def test_runs_of_lanes(l, nctr, counts, monkeypatch):
     with running() as machine:
         engine = md4.Engine(basis, backend="cuda")
         bra, ket = engine.prepare(bra_pairs), engine.prepare(ket_pairs)
-        target = engine.backend.sums.digest(d, twice)
-        target.screen_by(rule_of(bra_pairs + ket_pairs, basis.nshell))
-        survivors = np.full(len(bra_pairs), len(ket_pairs), np.int32)
+        survivors = SimpleNamespace(rule=rule_of(bra_pairs + ket_pairs, basis.nshell))
+        target = engine.backend.sums.digest(engine, [bra, ket], survivors, d, twice)
+        counts = np.full(len(bra_pairs), len(ket_pairs), np.int32)
         everywhere = 0, basis.nshell, 0, basis.nshell
-        assert target.take_rows(QuartetRows(bra, ket, False, 0, survivors, (0, len(bra_pairs)), everywhere), basis)
-        assert target.selected() == len(bra_pairs) * len(ket_pairs)
+        assert target.take_rows(QuartetRows(bra, ket, False, 0, counts, (0, len(bra_pairs)), everywhere))
+        assert target.end([bra, ket]) == (counts.sum(), counts.sum())
         x, y = target.result()
     assert "digest_in_place" in machine.kernels
     integrals = md4.Engine(basis, backend="cpu").compute(bra_pairs, ket_pairs)

@@ -69,7 +69,7 @@ def test_all_plans_of_a_class(unit, name):
         for plans in every:
             parts = parts_of(bra, ket, axis, plans)
             blocks = engine.backend.part_blocks(parts)
-            engine.run_parts(parts, blocks)
+            engine.backend.run_parts(parts, blocks)
             assert_parts(blocks, right, bra, ket, axis)
             engine.backend.context.pool.trim()  # other memory, in which nobody has written
     assert machine.kernels >= kernels
@@ -99,7 +99,7 @@ def test_slices_chunks_and_limits(swap, monkeypatch):
             blocks = backend.part_blocks(parts)
             for block in blocks:
                 block.limit(on_device(backend.context, counts))
-            engine.run_parts(parts, blocks)
+            backend.run_parts(parts, blocks)
             assert made == [(axis, 0)] * 6
             assert_parts(blocks, right, bra, ket, axis, live)
             backend.context.pool.trim()

@@ -15,8 +15,8 @@ from md4.contract.tensor import Request, ao_tensor, locked_tensor
 from md4.contract.three_centre import ThreeCentre, tensor_request
 from md4.contract.work import Task
 from md4.errors import MemoryLimitError
+from md4.gpu import digest, paths, quartet_lists, tuning
 from md4.gpu import hermite_coulomb as hermite_coulomb_target
-from md4.gpu import paths, quartet_lists, sums, tuning
 from md4.gpu.kernels import (
     coulomb_threads,
     digest_in_place,
@@ -417,13 +417,13 @@ def test_quartets_that_survive(tolerance, ratio, entries, with_j, all_classes, m
         rules.append(rule)
         return real(context, rule)
 
-    real = sums.QuartetLists
-    monkeypatch.setattr(sums, "QuartetLists", lists)
+    real = digest.QuartetLists
+    monkeypatch.setattr(digest, "QuartetLists", lists)
     monkeypatch.setattr(quartet_lists, "launch_select", select)
-    monkeypatch.setattr(sums, "item_entries", lambda *_: size)
-    monkeypatch.setattr(sums, "launch_in_place", lambda *_: None)
+    monkeypatch.setattr(digest, "item_entries", lambda *_: size)
+    monkeypatch.setattr(digest, "launch_in_place", lambda *_: None)
     changed = replace(tuning.SELECT, single_ratio=ratio, entries=entries, single_seconds=0.0)
-    for module in (sums, quartet_lists):
+    for module in (digest, quartet_lists):
         monkeypatch.setattr(module, "SELECT", changed)
     basis = chain((0, 1, 0, 0, 1, 0, 0))
     dm = densities(basis, 2) * np.exp(-abs(np.subtract.outer(*[np.arange(basis.nao)] * 2)))
@@ -552,14 +552,14 @@ def test_j_alone_of_many_pairs(monkeypatch):
 
 def test_parts_of_j_alone(monkeypatch):
     """Parts of pairs of lists, as several workers take them, are together the whole; also of classes that swap."""
-    take = hermite_coulomb_target.DeviceCoulomb.take
+    add = hermite_coulomb_target.DeviceCoulomb.add
 
     def in_parts(self, l_bra, l_ket, part, parts):
         assert (part, parts) == (0, 1)
         for n in range(5):
-            take(self, l_bra, l_ket, n, 5)
+            add(self, l_bra, l_ket, n, 5)
 
-    monkeypatch.setattr(hermite_coulomb_target.DeviceCoulomb, "take", in_parts)
+    monkeypatch.setattr(hermite_coulomb_target.DeviceCoulomb, "add", in_parts)
     basis = chain((0, 1, 0, 0), far=0.5)
     dm = densities(basis, 1)
     with running():

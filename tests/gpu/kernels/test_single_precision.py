@@ -12,7 +12,7 @@ from emulator.machine import Machine
 
 import md4
 from md4.contract.screening import schwarz_bounds
-from md4.gpu import hermite_coulomb, paths, quartet_lists, sums
+from md4.gpu import digest, hermite_coulomb, paths, quartet_lists
 from md4.gpu.buffers import Buffer, copy_to_device
 from md4.gpu.emit.single_zeros import make_single_zeros
 from md4.gpu.h_layout import BRA_ELEMENTS, KET_ELEMENTS, KET_SINGLES
@@ -229,7 +229,7 @@ def test_limits(exponents, distance, ls, right):
 def test_a_build(ratio, kinds, monkeypatch):
     """J and K of a basis whose quartets are in part below the ratio: the errors stay below the tolerance."""
     tolerance, launched = 1e-8, set()
-    for module in (quartet_lists, sums):
+    for module in (quartet_lists, digest):
         monkeypatch.setattr(module, "SELECT", replace(SELECT, single_ratio=ratio, single_seconds=0.0))
     monkeypatch.setattr(paths, "FEWEST_QUARTETS", 1)
 
@@ -237,7 +237,7 @@ def test_a_build(ratio, kinds, monkeypatch):
         launched.add(args[-1])
         launch_in_place(*args)
 
-    monkeypatch.setattr(sums, "launch_in_place", launch)
+    monkeypatch.setattr(digest, "launch_in_place", launch)
     shells = [md4.Shell(l, [e], [1.0], [1.3 * n, 0.2 * n, 0.0]) for n in range(3) for l, e in ((0, 1.1), (1, 0.8))]
     basis = md4.Basis(shells)
     dm = np.random.default_rng(1).normal(size=(basis.nao, basis.nao))
@@ -260,7 +260,7 @@ def test_a_build_where_coefficients_cancel(with_k, monkeypatch):
     """
     monkeypatch.setattr(paths, "FEWEST_QUARTETS", 1)
     monkeypatch.setattr(hermite_coulomb, "FEWEST_SINGLES", 0)
-    monkeypatch.setattr(sums, "SELECT", replace(SELECT, single_seconds=0.0))
+    monkeypatch.setattr(digest, "SELECT", replace(SELECT, single_seconds=0.0))
     contracted = [md4.Shell(0, [1.0, 1.05], [24.0, -25.0], [0.0, 0.3 * n, 2.0 * n]) for n in range(2)]
     basis = md4.Basis([*contracted, md4.Shell(0, [30.0], [0.02], [0.0, 1.0, 1.0])])
     dm = np.array([[1.0, 0.4, 0.2], [0.4, 0.8, 0.3], [0.2, 0.3, 0.5]])
@@ -283,10 +283,10 @@ def test_general_contractions_in_a_build(ratio, limit, monkeypatch):
         launched.add((args[4].facts.h_class, args[5].facts.h_class, args[-1]))
         launch_in_place(*args)
 
-    for module in (quartet_lists, sums):
+    for module in (quartet_lists, digest):
         monkeypatch.setattr(module, "SELECT", replace(SELECT, single_ratio=ratio, single_seconds=0.0))
     monkeypatch.setattr(paths, "FEWEST_QUARTETS", 1)
-    monkeypatch.setattr(sums, "launch_in_place", launch)
+    monkeypatch.setattr(digest, "launch_in_place", launch)
     rng = np.random.default_rng(3)
     columns = {0: rng.uniform(0.2, 1.0, (2, 2)), 1: [[1.0]], 2: [[1.0]]}
     exponents = {0: [3.0, 0.8], 1: [1.3], 2: [0.9]}
