@@ -12,7 +12,7 @@ import numpy as np
 
 from md4.errors import UnsupportedError
 from md4.gpu.staircases import first_of, gather_order, hermite_order, mirror_of, row_table
-from md4.gpu.tiles import blocks_of_8, panel_rows, turned_panel_rows
+from md4.gpu.tiles import blocks_of_8, panel_rows
 from md4.method.angular import nherm
 from md4.method.mirror import class_degree, class_elements, part_functions, part_rows
 
@@ -88,9 +88,8 @@ def panel_inner(n):
 
 def form_rows(nab, form):
     """Blocks of 8 rows that a form of `nab` rows is padded to."""
-    if form.rows == "turned":
-        return turned_panel_rows(nab)
-    return blocks_of_8(nab) if form.layout == "blocks" else panel_rows(nab)
+    turned = form.rows == "turned"
+    return blocks_of_8(nab) if form.layout == "blocks" and not turned else panel_rows(nab, turned)
 
 
 def form_size(pairs, form):

@@ -131,7 +131,9 @@ class ThreadQuartet(GpuPath):
         return 0.0
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
-        thread_quartet.launch_thread_quartet(steps.context, steps.operator, H_ab.array, H_cd.array, ab, cd, out)
+        context, operator = steps.context, steps.operator
+        facts = operator.kind, operator.parameter, ab.facts, cd.facts, out.turned, out.matrix
+        context.fixed(thread_quartet.quartet_launcher, *facts)(context, H_ab.array, H_cd.array, ab, cd, out)
 
 
 class OneProduct(GpuPath):
@@ -156,7 +158,8 @@ class OneProduct(GpuPath):
             r, weights = summed_r.sums_of(steps, weights, ab, cd, out), None
         else:
             r = steps.r(ab, cd, out)
-        one_product.launch_one_product(steps.context, H_ab.array, r, weights, ab, cd, out)
+        launch = steps.context.fixed(one_product.one_product_launcher, ab.facts, cd.facts)
+        launch(steps.context, H_ab.array, r, weights, ab, cd, out)
 
 
 class Fused(GpuPath):
@@ -228,7 +231,8 @@ class TwoProducts(GpuPath):
 
     def transform_ket(self, steps, abq, H_cd, ab, cd, out):
         """Step 5: (ab|cd) of a chunk into a `DeviceBlock`."""
-        two_products.launch_ket_transform(steps.context, abq, H_cd.array, H_cd.form, ab, cd, out)
+        launch = steps.context.fixed(two_products.ket_launcher, ab.facts, cd.facts, H_cd.form)
+        launch(steps.context, abq, H_cd.array, ab, cd, out)
 
     def transform(self, steps, H_ab, H_cd, ab, cd, r, out):
         """Steps 4 and 5."""

@@ -145,7 +145,7 @@ def unit_weight():
 
 
 def one_product_launcher(context, bra, ket):
-    """The function by which `launch_one_product` launches for two `ListFacts`."""
+    """The function by which (ab|cd) of a chunk is made for two `ListFacts`; of r, or of its sums if `g` is None."""
     nab, ncd, np8, stride = bra.nab, ket.nab, blocks_of_8(bra.nherm), r_stride(bra.l + ket.l)
     tile = choose_tile(nab, np8, context.unit)
     variant, row_blocks = Variant(one_product, tile[:5]), row_blocks_of(tile, nab)
@@ -166,8 +166,3 @@ def one_product_launcher(context, bra, ket):
         )  # fmt: skip
 
     return launch
-
-
-def launch_one_product(context, h, r, g, ab, cd, block):
-    """(ab|cd) of a chunk into `block`; `r` of the chunk, or its sums if `g` is None."""
-    context.fixed(one_product_launcher, ab.facts, cd.facts)(context, h, r, g, ab, cd, block)

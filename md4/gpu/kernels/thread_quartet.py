@@ -11,7 +11,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F32, F64, I64, cuda, i32, i64, jit_device, types
+from md4.gpu.device_code import F64, I64, cuda, i32, i64, jit_device, types
 from md4.gpu.emit.instructions import shared_address
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.stores import make_write_out
@@ -86,7 +86,7 @@ class Slots(NamedTuple):
     Attributes
     ----------
     pairs, h : float64 array
-        [p, P_z, P_y, P_x][slot], and [element of H][slot] in the form `KET_ELEMENTS`.
+        [p, P_z, P_y, P_x][slot], and [element of H][slot] in the form `KET_ELEMENTS`, or `KET_SINGLES` in FP32.
     first : int64 array
         Slot of each pair's first primitive.
     count : int64
@@ -95,23 +95,6 @@ class Slots(NamedTuple):
 
     pairs: F64
     h: F64
-    first: I64
-    count: i64
-
-
-class SingleSlots(NamedTuple):
-    """`Slots` with H in FP32.
-
-    Attributes
-    ----------
-    pairs, first, count
-        As in `Slots`.
-    h : float32 array
-        In the form `KET_SINGLES`.
-    """
-
-    pairs: F64
-    h: F32
     first: I64
     count: i64
 
@@ -316,7 +299,7 @@ def thread_quartet_variant(bra, ket, kind, turned, matrix):
 
 
 def quartet_launcher(context, kind, parameter, bra, ket, turned, matrix):
-    """The function by which `launch_thread_quartet` launches for two `ListFacts`."""
+    """The function that makes (ab|cd) for two `ListFacts`, into blocks that are `turned` or a part of a `matrix`."""
     count = bra.nab * ket.nab
     threads = block_threads(count)
     size, room = form_size(bra, BRA_ELEMENTS), limits_of(context.unit).shared - 8 * threads * count
@@ -334,9 +317,3 @@ def quartet_launcher(context, kind, parameter, bra, ket, turned, matrix):
         )  # fmt: skip
 
     return launch
-
-
-def launch_thread_quartet(context, operator, h, g, ab, cd, block):
-    """(ab|cd) of two slices into `block`."""
-    facts = ab.facts, cd.facts, block.turned, block.matrix
-    context.fixed(quartet_launcher, operator.kind, operator.parameter, *facts)(context, h, g, ab, cd, block)

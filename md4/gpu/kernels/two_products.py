@@ -54,7 +54,7 @@ from md4.gpu.kernels.groups import (
 from md4.gpu.kernels.ring import Course, make_copy_panel, make_copy_range, make_r_in_turn, make_ring
 from md4.gpu.r_layout import r_stride_of
 from md4.gpu.staircases import depths, full_depths, full_reach, reach, row_table
-from md4.gpu.tiles import MOST_COLUMNS, blocks_of_8, choose_tile, turned_ket_tile, turned_tile
+from md4.gpu.tiles import MOST_COLUMNS, blocks_of_8, choose_tile, turned_is_better
 from md4.gpu.tuning import SHARED_BYTES
 
 
@@ -320,9 +320,7 @@ def abq_size(bra, ket):
 
 def bra_tile(unit, bra):
     """The tile of step 4."""
-    steps = blocks_of_8(bra.nherm)
-    turned = turned_tile(bra.nab, steps, unit) if unit != "fma" else None
-    return turned or choose_tile(bra.nab, steps, unit)
+    return choose_tile(bra.nab, blocks_of_8(bra.nherm), unit, unit != "fma" and turned_is_better(bra.nab))
 
 
 def bra_form(unit, bra):
@@ -345,8 +343,7 @@ def ket_form(turned):
 
 def ket_tile(unit, ket, form):
     """The tile of step 5."""
-    steps = blocks_of_8(ket.nherm)
-    return turned_ket_tile(ket.nab, steps, unit) if form == KET_TURNED else choose_tile(ket.nab, steps, unit)
+    return choose_tile(ket.nab, blocks_of_8(ket.nherm), unit, form == KET_TURNED)
 
 
 def row_blocks_of(tile, nrow):
@@ -387,7 +384,7 @@ def bra_launcher(context, bra, ket):
 
 
 def ket_launcher(context, bra, ket, form):
-    """The function by which `launch_ket_transform` launches for two `ListFacts` and the form of the ket's H."""
+    """The function by which step 5 is launched for two `ListFacts` and the form of the ket's H."""
     tile, nab, ncd, nq8 = ket_tile(context.unit, ket, form), bra.nab, ket.nab, blocks_of_8(ket.nherm)
     row_blocks, rows8 = row_blocks_of(tile, ncd), form_rows(ncd, form)
     variant, columns, threads = Variant(ket_transform, (*tile,)), tile.columns, tile.threads
@@ -404,8 +401,3 @@ def ket_launcher(context, bra, ket, form):
         )  # fmt: skip
 
     return launch
-
-
-def launch_ket_transform(context, abq, h, form, ab, cd, block):
-    """(ab|cd) of a chunk into `block`; `h` of the whole ket list in its form."""
-    context.fixed(ket_launcher, ab.facts, cd.facts, form)(context, abq, h, ab, cd, block)
