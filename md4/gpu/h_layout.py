@@ -70,10 +70,6 @@ KET_BLOCKS = HForm("blocks", True)
 # A thread a quartet.
 BRA_ELEMENTS, KET_ELEMENTS = HForm("by row", False), HForm("by column", True)
 KET_SINGLES = HForm("by column", True, single=True)
-FORMS = (
-    BRA_MATRIX, KET_MATRIX, BRA_FLAT, BRA_STAIRCASE, BRA_TURNED, KET_FLAT, KET_TURNED, KET_BLOCKS, BRA_ELEMENTS,
-    KET_ELEMENTS, KET_SINGLES,
-)  # fmt: skip
 
 
 def panel_row(n):

@@ -96,4 +96,4 @@ def time_in_plane(unit, bra, ket, matrices, axis):
     time, way = fastest_way(unit, bra.facts, ket.facts, *(side.mean_prim for side in sides), True, axis)
     if len(way) == 1:
         return build_time(unit, *sides, matrices)
-    return time + predicted_times.DIGESTED_PARTS * predicted_times.digest_time(*sides, matrices)
+    return time + predicted_times.digest_time(*sides, matrices)

@@ -90,8 +90,7 @@ class Sides(NamedTuple):
 class GpuPath:
     """What paths have in common; see `md4.backends.Path`.
 
-    Each has `supports`, whether it can compute two `Sides`; `forms`, the forms of H that it reads; and `cost`, its
-    predicted time in ns a quartet on an H200.
+    Each has `supports`, whether it can compute two `Sides`, and `forms`, the forms of H that it reads.
     """
 
     name: str
@@ -105,6 +104,10 @@ class GpuPath:
     def digests(self, bra, ket):
         """Whether the integrals of two `ListFacts` can be digested into J and K by the kernel that makes them."""
         return False
+
+    def cost(self, sides):
+        """Predicted time in ns a quartet on an H200; 0 for paths that are the fastest wherever they can be taken."""
+        return 0.0
 
     def __repr__(self):
         return self.name
@@ -127,9 +130,6 @@ class ThreadQuartet(GpuPath):
     def forms(self, sides):
         return BRA_ELEMENTS, KET_ELEMENTS
 
-    def cost(self, sides):
-        return 0.0
-
     def run(self, steps, H_ab, H_cd, ab, cd, out):
         context, operator = steps.context, steps.operator
         facts = operator.kind, operator.parameter, ab.facts, cd.facts, out.turned, out.matrix
@@ -148,9 +148,6 @@ class OneProduct(GpuPath):
 
     def forms(self, sides):
         return BRA_FLAT, KET_MATRIX
-
-    def cost(self, sides):
-        return 0.0
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
         weights = H_cd.array

@@ -150,13 +150,11 @@ def low_time(bra, ket):
     return 0.07 + mean_bra * mean_ket * primitives + 2.3e-3 * ab.nab * cd.nab
 
 
-# How many times as long the digestion of even and odd parts takes, half of whose integrals are zero: it is bound by
-# additions, of which there are as many.
-DIGESTED_PARTS = 1.0
-
-
 def digest_time(bra, ket, matrices):
-    """Predicted ns for a quartet's digestion with some density matrices."""
+    """Predicted ns for a quartet's digestion with some density matrices.
+
+    That of even and odd parts takes as long: it is bound by additions, of which there are as many.
+    """
     return 2.1e-3 * bra.facts.nab * ket.facts.nab * matrices
 
 

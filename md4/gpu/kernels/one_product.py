@@ -139,11 +139,6 @@ def one_product(rows8, nt, warps, stages, unit):
 # launcher
 
 
-def unit_weight():
-    """The weight of columns that are summed up already."""
-    return np.ones(1)
-
-
 def one_product_launcher(context, bra, ket):
     """The function by which (ab|cd) of a chunk is made for two `ListFacts`; of r, or of its sums if `g` is None."""
     nab, ncd, np8, stride = bra.nab, ket.nab, blocks_of_8(bra.nherm), r_stride(bra.l + ket.l)
@@ -152,7 +147,7 @@ def one_product_launcher(context, bra, ket):
     columns, threads = tile.columns, tile.threads
     rows8, shared = form_rows(nab, BRA_FLAT), tile.stages * 512 * (tile.rows8 + columns)
     staircase = staircase_of(context, bra, tile.rows8, row_blocks, flat=True)
-    summed, first = (context.table(unit_weight), 0, 0), even(bra.first)
+    summed, first = (context.table(np.ones, 1), 0, 0), even(bra.first)  # columns of weight 1
     count = bra.nherm + bra.first - first
 
     def launch(context, h, r, g, ab, cd, block):
