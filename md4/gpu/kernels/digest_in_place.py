@@ -291,7 +291,7 @@ def in_place_launcher(context, kind, parameter, bra, ket, counts, single):
     """The function by which `launch_in_place` launches for two `ListFacts` and the same numbers of matrices."""
     count = bra.nab * ket.nab
     threads, size = block_threads(count, single), form_size(bra, BRA_ELEMENTS)
-    others, h_bytes = bytes_besides_h(bra, ket, single), 4 * single_h_size(bra.h_class) if single else 8 * size
+    others, h_bytes = bytes_besides_h(bra, ket, single), 4 * single_h_size(bra.structure) if single else 8 * size
     group = max(1, min(bra.max_prim, PRIMITIVES, (TENSOR_LIMITS.shared - others) // h_bytes))
     shells, shared = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket)), group * h_bytes + others
     variant = Variant(digest_in_place, (*chain.from_iterable(shells), bra.pure, kind, single))

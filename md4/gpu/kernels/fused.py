@@ -50,7 +50,7 @@ from md4.gpu.kernels.groups import (
 )
 from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.r_layout import r_stride_of
-from md4.gpu.staircases import mirror_of, reach, row_table
+from md4.gpu.staircases import reach, row_table
 from md4.gpu.tiles import WARPS, blocks_of_8, panel_rows
 from md4.gpu.tuning import FEWEST_BLOCKS, SHARED_BYTES
 
@@ -284,9 +284,9 @@ def fused_transforms(
 
 
 @cache
-def reach_in_passes(shells, nq):
+def reach_in_passes(facts, nq):
     """Blocks of 8 rows of a ket that count of each of `nq` blocks of q: the most in any pass over them."""
-    found = reach(shells)
+    found = reach(facts)
     return tuple(int(found[n::nq].max()) for n in range(nq))
 
 
@@ -335,7 +335,7 @@ def fused_blocks(tile, bra, ket):
     if contracted:
         by_registers = 4 if tile.doubles <= 20 else 3 if tile.doubles <= 32 else BLOCKS_TOGETHER
     elif tile.kets <= 1:
-        many = mirror_of(ket.h_class) and sum(reach_in_passes(ket.h_class, tile.nq)) > PART_PRODUCTS
+        many = ket.mirror and sum(reach_in_passes(ket.h_class, tile.nq)) > PART_PRODUCTS
         by_registers = BLOCKS_TOGETHER if tile.mt > 1 else 3 if many else 4
     else:
         by_registers = 4 if tile.doubles <= 32 else 3 if tile.doubles <= 48 else BLOCKS_TOGETHER

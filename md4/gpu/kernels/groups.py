@@ -266,8 +266,8 @@ def records(side):
 
 def levels_of(context, pairs, rows8, turned):
     """`Levels` of a list for a tile of `rows8` blocks of 8 rows."""
-    shells, blocks = pairs.h_class, (rows8, 1) if turned else (rows8 // 2, 2)
-    return context.table(level_ends, shells, *blocks), context.table(row_table, shells, rows8)
+    blocks = (rows8, 1) if turned else (rows8 // 2, 2)
+    return context.table(level_ends, pairs.h_class, *blocks), context.table(row_table, pairs.h_class, rows8)
 
 
 def result(block):

@@ -291,7 +291,7 @@ def blocks_of(bra, ket, matrix):
 
 def thread_quartet_variant(bra, ket, kind, turned, matrix):
     """Variant for a class; `turned` if bra and ket have been exchanged, and for blocks as in the factory."""
-    shells, singles = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket)), (bra.h_class[-1], ket.h_class[-1])
+    shells, singles = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket)), (bra.structure[-1], ket.structure[-1])
     facts = *chain.from_iterable(shells), bra.pure, turned, kind
     if matrix or any(singles):
         facts = *facts, singles, matrix, blocks_of(bra, ket, matrix)
