@@ -113,7 +113,8 @@ def make_store_rows(rows8, nt):
 def grouped_offset(n, group, s_group, s_item):
     """(n // group) s_group + (n % group) s_item; n below 2^31, where division takes a third of the instructions."""
     quotient = (n.i32 // group.i32).u64
-    return quotient * s_group + (n - quotient * group) * s_item
+    rest = n - quotient * group
+    return quotient * s_group + rest * s_item
 
 
 @cache
