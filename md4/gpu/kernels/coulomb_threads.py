@@ -28,10 +28,8 @@ from md4.gpu.kernels.primitive_quartets import (
     Separation,
     arguments_group,
     charge,
-    make_single_zeros_upto,
     make_zeros_upto,
     operator_arguments,
-    single_arguments,
 )
 from md4.method.mirror import r_count
 
@@ -174,7 +172,7 @@ def correlation_by_threads(l_bra, l_ket, kind, single, part, mirrored):
     staged, threads = is_staged(l, single, mirrored), threads_of_a_block(l, single, mirrored)
     np_, nq = row_width(l_bra, mirrored), row_width(l_ket, mirrored)
     charge_at, reach_of_warp, counts = jit_device(charge), make_reach_of_warp(), jit_device(counts_in)
-    zeros_of = (make_single_zeros_upto if single else make_zeros_upto)(kind, l)
+    zeros_of = make_zeros_upto(kind, l, single)
     correlate = make_quartet_sums(l_bra, l_ket, functions, precision, staged, mirrored)
     load, add = make_load_row(functions, precision), make_add_row(functions, precision)
     empty = make_empty(count, precision)
@@ -314,7 +312,7 @@ def quartets_launcher(context, kind, parameter, l_bra, l_ket, single, mirrored):
     variants = [Variant(correlation_by_threads, (l_bra, l_ket, kind, single, n, mirrored)) for n in parts_of_kets]
     threads = threads_of_a_block(l, single, mirrored)
     shared = threads // 32 * stage_bytes(l, single, mirrored)
-    arguments = (single_arguments if single else operator_arguments)(context, kind, parameter, l)
+    arguments = operator_arguments(context, kind, parameter, single, l)
 
     def launch(context, triangle, bra, ket, limits, filled):
         nbra, blocks = bra[3] - bra[2], -(-(ket[3] - ket[2]) // threads)

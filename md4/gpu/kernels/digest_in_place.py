@@ -37,7 +37,7 @@ from md4.gpu.emit.warp_sums import make_warp_sums, warp_place
 from md4.gpu.h_layout import BRA_ELEMENTS, form_size
 from md4.gpu.kernels.digest_parameters import Lists, Matrices
 from md4.gpu.kernels.groups import PairRange, Records, pair_range, records, with_floats
-from md4.gpu.kernels.primitive_quartets import arguments_group, operator_arguments, single_arguments
+from md4.gpu.kernels.primitive_quartets import arguments_group, operator_arguments
 from md4.gpu.kernels.thread_quartet import (
     PRIMITIVES,
     TENSOR_LIMITS,
@@ -295,7 +295,7 @@ def in_place_launcher(context, kind, parameter, bra, ket, counts, single):
     group = max(1, min(bra.max_prim, PRIMITIVES, (TENSOR_LIMITS.shared - others) // h_bytes))
     shells, shared = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket)), group * h_bytes + others
     variant = Variant(digest_in_place, (*chain.from_iterable(shells), bra.pure, kind, single))
-    arguments = (single_arguments if single else operator_arguments)(context, kind, parameter, bra.l + ket.l)
+    arguments = operator_arguments(context, kind, parameter, single, bra.l + ket.l)
 
     def launch(context, h, g, ab, cd, places, triangle, matrices, nao, quartets):
         slots = cd.data.slots

@@ -23,7 +23,6 @@ from md4.gpu.kernels.primitive_quartets import (
     Charge,
     OperatorArguments,
     charge,
-    make_single_zeros_upto,
     make_zeros_upto,
     operator_arguments,
     separate,
@@ -120,7 +119,7 @@ def make_integrals(bra_class, ket_class, turned, kind, single=False):
     threads, precision = block_threads(count, single), precision_of(single)
     real, nbytes, staged = precision.numba, precision.bytes, single_h_size(bra_class)
     quartet = make_thread_quartet(bra_class, ket_class, turned, precision)
-    zeros_upto = (make_single_zeros_upto if single else make_zeros_upto)(kind, l)
+    zeros_upto = make_zeros_upto(kind, l, single)
     charge_at, charge_in, separation = jit_device(charge), jit_device(in_slot), jit_device(separate)
     primitives = jit_device(primitives_of)
 
