@@ -280,7 +280,7 @@ def test_general_contractions_in_a_build(ratio, limit, monkeypatch):
     launched = set()
 
     def launch(*args):
-        launched.add((args[4].facts.h_class, args[5].facts.h_class, args[-1]))
+        launched.add((args[4].facts.structure, args[5].facts.structure, args[-1]))
         launch_in_place(*args)
 
     for module in (quartet_lists, sums):
