@@ -11,10 +11,10 @@ from functools import cache
 import numpy as np
 
 from md4.errors import UnsupportedError
-from md4.gpu.staircases import first_of, gather_order, hermite_order, mirror_of, row_table
-from md4.gpu.tiles import blocks_of_8, panel_rows, turned_panel_rows
+from md4.gpu.staircases import gather_order, hermite_order, row_table
+from md4.gpu.tiles import blocks_of_8, panel_rows
 from md4.method.angular import nherm
-from md4.method.mirror import class_degree, class_elements, part_functions, part_rows
+from md4.method.mirror import class_elements, part_rows
 
 # More rows than this would exceed `md4.gpu.staircases.full_reach`.
 MOST_ROW_BITS = 20
@@ -70,10 +70,6 @@ KET_BLOCKS = HForm("blocks", True)
 # A thread a quartet.
 BRA_ELEMENTS, KET_ELEMENTS = HForm("by row", False), HForm("by column", True)
 KET_SINGLES = HForm("by column", True, single=True)
-FORMS = (
-    BRA_MATRIX, KET_MATRIX, BRA_FLAT, BRA_STAIRCASE, BRA_TURNED, KET_FLAT, KET_TURNED, KET_BLOCKS, BRA_ELEMENTS,
-    KET_ELEMENTS, KET_SINGLES,
-)  # fmt: skip
 
 
 def panel_row(n):
@@ -88,9 +84,8 @@ def panel_inner(n):
 
 def form_rows(nab, form):
     """Blocks of 8 rows that a form of `nab` rows is padded to."""
-    if form.rows == "turned":
-        return turned_panel_rows(nab)
-    return blocks_of_8(nab) if form.layout == "blocks" else panel_rows(nab)
+    turned = form.rows == "turned"
+    return blocks_of_8(nab) if form.layout == "blocks" and not turned else panel_rows(nab, turned)
 
 
 def form_size(pairs, form):
@@ -138,15 +133,14 @@ def check_derived_rows(facts, e_bytes, room):
 
 
 @cache
-def form_positions(form, shells):
+def form_positions(form, facts):
     """Shape (form_size,), int32: row + 2^`row_bits` p of every position, -1 where the form is padded.
 
-    `shells` is the class of a list as in `md4.gpu.staircases`. Those of parts have forms for step 4 and step 5 only, in
-    the orders of staircases; the rows here are those of all of the class.
+    `facts` are those of a list's `h_class`. Parts have forms for step 4 and step 5 only, in the orders of staircases;
+    the rows here are those of all of the class.
     """
-    elements, l = list(map(tuple, class_elements(shells).tolist())), class_degree(shells)
-    first, mirror = first_of(shells), mirror_of(shells)
-    nab, nh = elements[-1][0] + 1, nherm(l) - first if mirror is None else len(part_functions(l, *mirror))
+    elements = list(map(tuple, class_elements(facts).tolist()))
+    nab, nh, l, first, mirror = facts.nab, facts.nherm, facts.l, facts.first, facts.mirror
     if form.layout in ("by row", "by column"):
         elements.sort(key=lambda e: e if form.layout == "by row" else e[::-1])
         rows, p = np.array(elements + [(-1, -1)] * (len(elements) % 2)).T
@@ -165,8 +159,8 @@ def form_positions(form, shells):
         else:
             p = (gather_order if form.inner == "gather" else hermite_order)(l, first, mirror)[p]
         if form.rows != "natural":
-            rows = row_table(shells, rows8)[rows]
+            rows = row_table(facts, rows8)[rows]
     padding = (rows < 0) | (rows >= nab) | (p < first) | (p >= nherm(l))
     if mirror is not None:
-        rows = part_rows(*shells[:5], *mirror)[np.where(padding, 0, rows)]
+        rows = part_rows(*facts.shell_class, *mirror)[np.where(padding, 0, rows)]
     return np.where(padding, -1, rows + (p << row_bits(l))).astype(np.int32)

@@ -18,16 +18,8 @@ from md4.method.mirror import part_functions
 @cache
 def row_ordinals(l, mirrored):
     """Ordinal of the function at each place of a row, -1 where there is none; shape (width,)."""
-    if not mirrored:
-        return padded(np.arange(nherm(l)))
-    return np.concatenate([padded(part_functions(l, 0, parity)) for parity in range(2)])
-
-
-def padded(ordinals):
-    """Ordinals with as many -1 behind them as make a multiple of 8."""
-    rows = np.full(8 * blocks_of_8(len(ordinals)), -1)
-    rows[: len(ordinals)] = ordinals
-    return rows
+    parts = [part_functions(l, 0, parity) for parity in range(2)] if mirrored else [np.arange(nherm(l))]
+    return np.concatenate([np.pad(part, (0, -len(part) % 8), constant_values=-1) for part in parts])
 
 
 def row_width(l, mirrored):

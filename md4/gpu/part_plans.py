@@ -36,7 +36,7 @@ def timed_part_plans(unit, bra, ket, mean_bra, mean_ket, axis):
         A plan for the even and one for the odd part, with the same `swap`.
     """
     lists, found = ((bra, mean_bra), (ket, mean_ket)), []
-    parts = [[Side.of_facts(part_facts(facts, axis, n), mean) for facts, mean in lists] for n in range(2)]
+    parts = [[Side(part_facts(facts, axis, n), mean) for facts, mean in lists] for n in range(2)]
     saved = predicted_times.r_time(*parts[0])
     for swap in (False, True):
         orders = [Sides(unit, *(sides[::-1] if swap else sides), swap, True, False, True) for sides in parts]
@@ -72,7 +72,7 @@ def build_ways(unit, bra, ket, mean_bra, mean_ket, long, axis):
 @lru_cache(256)
 def whole_ways(unit, bra, ket, mean_bra, mean_ket, long):
     """`build_ways` of all integrals together."""
-    sides = Side.of_facts(bra, mean_bra), Side.of_facts(ket, mean_ket)
+    sides = Side(bra, mean_bra), Side(ket, mean_ket)
     return [(time, (plan,)) for time, plan in timed_plans(unit, *sides, long, limited=True)]
 
 
@@ -96,4 +96,4 @@ def time_in_plane(unit, bra, ket, matrices, axis):
     time, way = fastest_way(unit, bra.facts, ket.facts, *(side.mean_prim for side in sides), True, axis)
     if len(way) == 1:
         return build_time(unit, *sides, matrices)
-    return time + predicted_times.DIGESTED_PARTS * predicted_times.digest_time(*sides, matrices)
+    return time + predicted_times.digest_time(*sides, matrices)

@@ -37,7 +37,7 @@ from md4.gpu.kernels import (
     two_products,
     whole_panel,
 )
-from md4.gpu.predicted_times import Side, rounded_mean
+from md4.gpu.predicted_times import Side
 from md4.plan import SQUARE_BYTES, Plan
 
 FEWEST_QUARTETS = 1 << 16  # that are worth a variant of a thread a quartet
@@ -80,13 +80,17 @@ class Sides(NamedTuple):
         """The sides in the order in which they were given."""
         return (self.ket, self.bra) if self.swap else (self.bra, self.ket)
 
+    @property
+    def facts(self):
+        """The `ListFacts` of bra and ket."""
+        return self.bra.facts, self.ket.facts
+
 
 @dataclass(frozen=True)
 class GpuPath:
     """What paths have in common; see `md4.backends.Path`.
 
-    Each has `supports`, whether it can compute two `Sides`; `forms`, the forms of H that it reads; and `cost`, its
-    predicted time in ns a quartet on an H200.
+    Each has `supports`, whether it can compute two `Sides`, and `forms`, the forms of H that it reads.
     """
 
     name: str
@@ -100,6 +104,10 @@ class GpuPath:
     def digests(self, bra, ket):
         """Whether the integrals of two `ListFacts` can be digested into J and K by the kernel that makes them."""
         return False
+
+    def cost(self, sides):
+        """Predicted time in ns a quartet on an H200; 0 for paths that are the fastest wherever they can be taken."""
+        return 0.0
 
     def __repr__(self):
         return self.name
@@ -115,18 +123,17 @@ class ThreadQuartet(GpuPath):
 
     def supports(self, sides):
         """Small classes, long lists, in one order; no derivatives."""
-        fits = sides.long and not (sides.bra.derived or sides.ket.derived)
-        fits = fits and thread_quartet.takes(sides.unit, *sides.given)
-        return fits and sides.swap == thread_quartet.swapped(*sides.given, sides.matrix)
+        bra, ket = (side.facts for side in sides.given)
+        fits = sides.long and not (bra.derivatives or ket.derivatives) and thread_quartet.takes(sides.unit, bra, ket)
+        return fits and sides.swap == thread_quartet.swapped(bra, ket, sides.matrix)
 
     def forms(self, sides):
         return BRA_ELEMENTS, KET_ELEMENTS
 
-    def cost(self, sides):
-        return 0.0
-
     def run(self, steps, H_ab, H_cd, ab, cd, out):
-        thread_quartet.launch_thread_quartet(steps.context, steps.operator, H_ab.array, H_cd.array, ab, cd, out)
+        context, operator = steps.context, steps.operator
+        facts = operator.kind, operator.parameter, ab.facts, cd.facts, out.turned, out.matrix
+        context.fixed(thread_quartet.quartet_launcher, *facts)(context, H_ab.array, H_cd.array, ab, cd, out)
 
 
 class OneProduct(GpuPath):
@@ -134,16 +141,13 @@ class OneProduct(GpuPath):
 
     def supports(self, sides):
         """A side of two s shells; if both are, the one with more primitives becomes the ket."""
-        bra, ket = sides.given
+        (bra, mean_bra), (ket, mean_ket) = sides.given
         if sides.unit == "fma" or 1 not in (bra.nherm, ket.nherm):
             return False
-        return sides.swap == (bra.nherm == 1 and (ket.nherm > 1 or bra.mean_prim > ket.mean_prim))
+        return sides.swap == (bra.nherm == 1 and (ket.nherm > 1 or mean_bra > mean_ket))
 
     def forms(self, sides):
         return BRA_FLAT, KET_MATRIX
-
-    def cost(self, sides):
-        return 0.0
 
     def run(self, steps, H_ab, H_cd, ab, cd, out):
         weights = H_cd.array
@@ -151,7 +155,8 @@ class OneProduct(GpuPath):
             r, weights = summed_r.sums_of(steps, weights, ab, cd, out), None
         else:
             r = steps.r(ab, cd, out)
-        one_product.launch_one_product(steps.context, H_ab.array, r, weights, ab, cd, out)
+        launch = steps.context.fixed(one_product.one_product_launcher, ab.facts, cd.facts)
+        launch(steps.context, H_ab.array, r, weights, ab, cd, out)
 
 
 class Fused(GpuPath):
@@ -161,7 +166,7 @@ class Fused(GpuPath):
     launcher = staticmethod(fused.fused_launcher)
 
     def supports(self, sides):
-        return bool(fused.choose_fused(sides.unit, sides.bra, sides.ket))
+        return bool(fused.choose_fused(sides.unit, *sides.facts))
 
     def forms(self, sides):
         return BRA_STAIRCASE, KET_TURNED
@@ -186,9 +191,8 @@ class FusedWide(Fused):
 
     def supports(self, sides):
         """Classes that the fused kernel does not take in groups of ket pairs."""
-        unit, bra, ket, *_ = sides
-        tile = fused.choose_fused(unit, bra, ket)
-        return not (tile and tile.kets) and bool(fused_wide.wide_tile(unit, bra, ket))
+        tile = fused.choose_fused(sides.unit, *sides.facts)
+        return not (tile and tile.kets) and bool(fused_wide.wide_tile(sides.unit, *sides.facts))
 
     def cost(self, sides):
         return predicted_times.wide_time(sides.bra, sides.ket, sides.turned, sides.matrix)
@@ -209,7 +213,7 @@ class TwoProducts(GpuPath):
         return sides.unit != "fma"
 
     def forms(self, sides):
-        return two_products.bra_form(sides.unit, sides.bra), two_products.ket_form(sides.turned)
+        return two_products.bra_form(sides.unit, sides.bra.facts), two_products.ket_form(sides.turned)
 
     def cost(self, sides):
         return predicted_times.two_products_time(*sides[:3], sides.turned, sides.limited)
@@ -224,7 +228,8 @@ class TwoProducts(GpuPath):
 
     def transform_ket(self, steps, abq, H_cd, ab, cd, out):
         """Step 5: (ab|cd) of a chunk into a `DeviceBlock`."""
-        two_products.launch_ket_transform(steps.context, abq, H_cd.array, H_cd.form, ab, cd, out)
+        launch = steps.context.fixed(two_products.ket_launcher, ab.facts, cd.facts, H_cd.form)
+        launch(steps.context, abq, H_cd.array, ab, cd, out)
 
     def transform(self, steps, H_ab, H_cd, ab, cd, r, out):
         """Steps 4 and 5."""
@@ -288,7 +293,7 @@ def square_pairs(unit, side):
     quartets of the device. The sum of both times, and the longer one of the two, is least where they are the same.
     """
     fastest = round(sqrt(predicted_times.EVALUATION / build_time(unit, side, side, 0)))
-    return max(1, min(fastest, isqrt(SQUARE_BYTES // 8) // side.nab))
+    return max(1, min(fastest, isqrt(SQUARE_BYTES // 8) // side.facts.nab))
 
 
 @cache
@@ -299,19 +304,12 @@ def ranked(unit, bra, ket, *options):
 
 def plans(unit, bra, ket, matrix=False, limited=False):
     """All plans for two `ShellPairs` or slices, the one that is taken first; `bench/lab/variants.py` times them."""
-    means = rounded_mean(bra), rounded_mean(ket)
-    return ranked_by_facts(unit, bra.facts, ket.facts, *means, is_long(bra, ket), matrix, limited)
+    return ranked(unit, Side.of(bra), Side.of(ket), is_long(bra, ket), matrix, limited)
 
 
 def is_long(bra, ket):
     """Whether two lists have enough quartets for a thread each to fill the device."""
     return bra.npair * ket.npair >= FEWEST_QUARTETS
-
-
-@cache
-def ranked_by_facts(unit, bra, ket, mean_bra, mean_ket, *options):
-    """`ranked` for two `ListFacts` and mean numbers of primitive pairs."""
-    return ranked(unit, Side.of_facts(bra, mean_bra), Side.of_facts(ket, mean_ket), *options)
 
 
 def digest_order(unit, bra, ket, long=None):
@@ -320,8 +318,8 @@ def digest_order(unit, bra, ket, long=None):
     Where a thread makes what it digests, the plan says which is the bra, if it prefers one. Else digestion does.
     `long`: as if the lists were long, or short.
     """
-    long, means = is_long(bra, ket) if long is None else long, map(rounded_mean, (bra, ket))
-    plan = ranked_by_facts(unit, bra.facts, ket.facts, *means, long, False, True)[0]
+    long = is_long(bra, ket) if long is None else long
+    plan = ranked(unit, Side.of(bra), Side.of(ket), long, False, True)[0]
     first, second = (ket, bra) if plan.swap else (bra, ket)
     in_place = plan.path.digests(first.facts, second.facts)
     if in_place and thread_quartet.prefers(bra, ket):

@@ -18,6 +18,7 @@ from md4.gpu.r_layout import r_stride_of
 from md4.gpu.staircases import reach
 from md4.gpu.tiles import blocks_of_8, panel_rows
 from md4.method.angular import nherm
+from md4.shells.shell_pairs import ListFacts
 
 # ns for each multiply-add of step 4 and of step 5, byte of (ab|q], of the result, of the result if bra and ket change
 # names, of r, and for each quartet
@@ -50,36 +51,15 @@ EVALUATION = 1e5
 
 
 class Side(NamedTuple):
-    """What counts of a pair list: l, functions, Hermite functions, most and mean primitives of a pair, its staircase.
+    """What counts of a pair list: its `ListFacts`, and the `rounded_mean` of primitive pairs of a pair."""
 
-    `single`: it is a list of single shells. `mirror` as in `ListFacts`. `derived`: its functions are derivatives.
-
-    `rows` and `rows_by_16`: sum over blocks of 8 Hermite functions of the rows that count, in blocks of 8 and of 16.
-    """
-
-    l: int
-    nab: int
-    nherm: int
-    max_prim: int
+    facts: ListFacts
     mean_prim: float
-    rows: int
-    rows_by_16: int
-    single: bool = False
-    mirror: tuple | None = None
-    derived: bool = False
 
     @classmethod
     def of(cls, pairs):
         """Of `ShellPairs` or `PreparedPairs`, or of slices of them."""
-        return cls.of_facts(pairs.facts, rounded_mean(pairs))
-
-    @classmethod
-    @cache
-    def of_facts(cls, facts, mean_prim):
-        """Of `ListFacts` and a `rounded_mean`."""
-        rows = counted_rows(facts.h_class)
-        sizes = facts.l, facts.nab, facts.nherm, facts.max_prim, mean_prim
-        return cls(*sizes, *rows, facts.single, facts.mirror, bool(facts.derivatives))
+        return cls(pairs.facts, rounded_mean(pairs))
 
 
 def rounded_mean(pairs):
@@ -89,10 +69,9 @@ def rounded_mean(pairs):
 
 
 @cache
-def counted_rows(shells):
-    """(`rows`, `rows_by_16`) of a `Side`."""
-    found = reach(shells)
-    return int(8 * found.sum()), int(16 * ((found + 1) // 2).sum())
+def counted_rows(facts, size):
+    """Sum over blocks of 8 Hermite functions of the rows of a list that count, in blocks of `size`, 8 or 16."""
+    return int(size * -(-8 * reach(facts.h_class) // size).sum())
 
 
 def two_products_time(unit, bra, ket, turned, limited=False):
@@ -100,15 +79,14 @@ def two_products_time(unit, bra, ket, turned, limited=False):
 
     `limited`: some quartets of the lists do not count.
     """
-    rows4, step4, r = step4_of(unit, bra, ket, limited)
-    rows5 = tile_rows(ket_tile(unit, ket, ket_form(turned)), ket, not turned)
-    passed_on = 64 * blocks_of_8(ket.nherm) * bra.nab * ket.mean_prim
-    return time_of(bra, ket, turned, (step4, *TWO[1:5], r, TWO[6]), rows4, rows5 * bra.nab, passed_on)
+    (ab, _), (cd, mean_prim), (rows4, step4, r) = bra, ket, step4_of(unit, bra.facts, ket.facts, limited)
+    rows5 = tile_rows(ket_tile(unit, cd, ket_form(turned)), cd, not turned)
+    passed_on = 64 * blocks_of_8(cd.nherm) * ab.nab * mean_prim
+    return time_of(bra, ket, turned, (step4, *TWO[1:5], r, TWO[6]), rows4, rows5 * ab.nab, passed_on)
 
 
 def step4_of(unit, bra, ket, limited):
-    """Of the kernel that serves two lists: rows that it multiplies, as `tile_rows`, and ns as in `TWO` for these and r.
-    """
+    """Of the kernel for two `ListFacts`: rows that it multiplies, as `tile_rows`, ns as in `TWO` for these and r."""
     whole, contracted = whole_panel.serves(unit, bra, ket), bra.max_prim > 1
     if whole and contracted and not limited:
         return 8 * blocks_of_8(bra.nab) * blocks_of_8(bra.nherm), *CONTRACTED
@@ -118,9 +96,10 @@ def step4_of(unit, bra, ket, limited):
 
 def unsplit_time(bra, ket, turned):
     """Sum of all that both products have to do if [p|q] and (ab|q] stay in registers."""
-    columns5 = (bra.nab + 15) // 16 * 16
-    passed_on = 64 * blocks_of_8(bra.nherm) * blocks_of_8(ket.nherm) * bra.mean_prim * ket.mean_prim
-    return time_of(bra, ket, turned, FUSED, bra.rows_by_16, ket.rows * columns5, passed_on)
+    ab, cd = bra.facts, ket.facts
+    columns5, passed_on = (ab.nab + 15) // 16 * 16, 64 * blocks_of_8(ab.nherm) * blocks_of_8(cd.nherm)
+    areas = counted_rows(ab, 16), counted_rows(cd, 8) * columns5
+    return time_of(bra, ket, turned, FUSED, *areas, passed_on * bra.mean_prim * ket.mean_prim)
 
 
 def fused_time(bra, ket, turned, matrix=False, limited=False):
@@ -128,36 +107,36 @@ def fused_time(bra, ket, turned, matrix=False, limited=False):
 
     There must be a tile for the lists (`fused_tile`).
     """
-    time = unsplit_time(bra, ket, turned)
-    if fused_tile(bra, ket).kets:
+    time, ab, cd = unsplit_time(bra, ket, turned), bra.facts, ket.facts
+    if fused_tile(ab, cd).kets:
         r = r_time(bra, ket)
-        times, primitive = (GROUPS, 0.0) if bra.max_prim == 1 else GROUPS_CONTRACTED
+        times, primitive = (GROUPS, 0.0) if ab.max_prim == 1 else GROUPS_CONTRACTED
         time = r + times * (time - r) + primitive * bra.mean_prim * ket.mean_prim
-    elif bra.max_prim > 1:
+    elif ab.max_prim > 1:
         times, primitive = FUSED_CONTRACTED_LIMITED if limited else (FUSED_CONTRACTED, 0.0)
         time = times * time + primitive * bra.mean_prim * ket.mean_prim
-    return time + matrix * FUSED_MATRIX * 8 * bra.nab * ket.nab
+    return time + matrix * FUSED_MATRIX * 8 * ab.nab * cd.nab
 
 
 def wide_time(bra, ket, turned, matrix=False):
     """Predicted ns a quartet of the fused kernel whose quartets several warps may share; see `fused_time`."""
-    r, out = r_time(bra, ket), 8 * bra.nab * ket.nab
+    r, out = r_time(bra, ket), 8 * bra.facts.nab * ket.facts.nab
     return r + WIDE * (unsplit_time(bra, ket, turned) - r) + matrix * FUSED_MATRIX * out
 
 
 def time_of(bra, ket, turned, factors, rows4, area5, passed_on):
     """Sum of all that a plan has to do, each times its coefficient."""
-    k, out = bra.mean_prim * ket.mean_prim, 8 * bra.nab * ket.nab
+    k, out = bra.mean_prim * ket.mean_prim, 8 * bra.facts.nab * ket.facts.nab
     amounts = (
-        rows4 * 64 * blocks_of_8(ket.nherm) * k, area5 * 8 * ket.mean_prim, passed_on, out, out * turned,
-        8 * r_stride_of(bra, ket) * k, 1,
+        rows4 * 64 * blocks_of_8(ket.facts.nherm) * k, area5 * 8 * ket.mean_prim, passed_on, out, out * turned,
+        8 * r_stride_of(bra.facts, ket.facts) * k, 1,
     )  # fmt: skip
     return sum(factor * amount for factor, amount in zip(factors, amounts))
 
 
 def r_time(bra, ket):
     """Predicted ns a quartet of making r, which is most of what the fused kernel takes for it."""
-    return FUSED[5] * 8 * r_stride_of(bra, ket) * bra.mean_prim * ket.mean_prim
+    return FUSED[5] * 8 * r_stride_of(bra.facts, ket.facts) * bra.mean_prim * ket.mean_prim
 
 
 # To divide work among devices, times of small classes, of digestion and of J alone are needed, too. They are fits to
@@ -166,27 +145,26 @@ def r_time(bra, ket):
 
 def low_time(bra, ket):
     """Predicted ns a quartet of the paths of small classes: r of each primitive quartet, both products, the result."""
-    primitives = 7.2e-3 * nherm(bra.l + ket.l) + 4.9e-4 * bra.nherm * ket.nherm
-    return 0.07 + bra.mean_prim * ket.mean_prim * primitives + 2.3e-3 * bra.nab * ket.nab
-
-
-# How many times as long the digestion of even and odd parts takes, half of whose integrals are zero: it is bound by
-# additions, of which there are as many.
-DIGESTED_PARTS = 1.0
+    (ab, mean_bra), (cd, mean_ket) = bra, ket
+    primitives = 7.2e-3 * nherm(ab.l + cd.l) + 4.9e-4 * ab.nherm * cd.nherm
+    return 0.07 + mean_bra * mean_ket * primitives + 2.3e-3 * ab.nab * cd.nab
 
 
 def digest_time(bra, ket, matrices):
-    """Predicted ns for a quartet's digestion with some density matrices."""
-    return 2.1e-3 * bra.nab * ket.nab * matrices
+    """Predicted ns for a quartet's digestion with some density matrices.
+
+    That of even and odd parts takes as long: it is bound by additions, of which there are as many.
+    """
+    return 2.1e-3 * bra.facts.nab * ket.facts.nab * matrices
 
 
 def coulomb_time(bra, ket, matrices):
     """Predicted ns a quartet of J in the Hermite basis: r of each primitive quartet, times both densities."""
-    return bra.mean_prim * ket.mean_prim * (0.017 + 1.2e-3 * bra.nherm * ket.nherm * matrices)
+    return bra.mean_prim * ket.mean_prim * (0.017 + 1.2e-3 * bra.facts.nherm * ket.facts.nherm * matrices)
 
 
-def tile_rows(tile, side, flat=False):
+def tile_rows(tile, facts, flat=False):
     """Rows of a product that a tile multiplies, summed over blocks of 8 Hermite functions; all of them if `flat`."""
     if tile.unit == "fma" or flat:
-        return 8 * panel_rows(side.nab) * blocks_of_8(side.nherm)
-    return side.rows if tile.turned else side.rows_by_16
+        return 8 * panel_rows(facts.nab) * blocks_of_8(facts.nherm)
+    return counted_rows(facts, 8 if tile.turned else 16)

@@ -16,7 +16,7 @@ def r_stride(l, even=False):
 
 
 def even_r(bra, ket):
-    """Whether r of two `ListFacts` (or `Side`) is without r[t] of odd t on the mirror axis, which are zero.
+    """Whether r of two `ListFacts` is without r[t] of odd t on the mirror axis, which are zero.
 
     It is so for parts of classes (`md4.method.mirror`) up to the highest L that a lane makes axis by axis.
     """

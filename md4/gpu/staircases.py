@@ -7,11 +7,10 @@ staircase: of each block of 8 Hermite functions, only the first blocks of rows c
 out the other blocks, which are 20% of all for (ii| and 22% for (ff|. They do so in the first product, and in the second
 one unless its rows must be contiguous in the result. Cartesian functions and general contractions have staircases, too.
 
-A class is (l_a, l_b, pure, nctr_a, nctr_b), followed by whether its shells are single ones. These have Hermite
-functions of degree l only, if they are spherical: `first` is the ordinal of the first that counts. The class of an even
-or an odd part (`md4.method.mirror`) is followed by its axis and parity, the `mirror`: it has the rows and the Hermite
-functions of that parity only. That of derivatives (`md4.method.derivatives`) is followed by these: it has a block of
-rows for each of them. An order is a list of indices, padded by -1.
+A class is given by the `h_class` of its `md4.shells.shell_pairs.ListFacts`. Spherical single shells have Hermite
+functions of degree l only: `first` is the ordinal of the first that counts. An even or an odd part
+(`md4.method.mirror`) has the rows and the Hermite functions of that parity only, derivatives
+(`md4.method.derivatives`) a block of rows each. An order is a list of indices, padded by -1.
 """
 
 from functools import cache
@@ -20,19 +19,7 @@ import numpy as np
 
 from md4.gpu.tiles import STAGES, reach_levels
 from md4.method.angular import hermite_triples, nherm
-from md4.method.hermite import first_function
-from md4.method.mirror import class_degree, class_derivatives, class_elements, part_functions
-
-
-def first_of(shells):
-    """Ordinal of the first Hermite function of a class."""
-    _, _, pure, _, _, single = (*shells, False)[:6]
-    return first_function(class_degree(shells), pure, single)
-
-
-def mirror_of(shells):
-    """(axis, parity) of the class of a part, or None."""
-    return None if class_derivatives(shells) else shells[6:] or None
+from md4.method.mirror import class_elements, part_functions
 
 
 def padded(order, count):
@@ -59,50 +46,49 @@ def gather_order(l, first=0, mirror=None):
 
 
 @cache
-def row_order(shells):
+def row_order(facts):
     """Rows of H of a class by falling reach; shape (nab,)."""
-    row, p = class_elements(shells).T
+    row, p = class_elements(facts).T
     furthest = np.zeros(row.max() + 1, dtype=int)
-    np.maximum.at(furthest, row, hermite_triples(class_degree(shells))[p, 0])
+    np.maximum.at(furthest, row, hermite_triples(facts.l)[p, 0])
     return np.argsort(-furthest, kind="stable")
 
 
 @cache
-def reach(shells):
+def reach(facts):
     """For each block of 8 Hermite functions, how many blocks of 8 rows count; shape (nblock,), int32."""
-    l = class_degree(shells)
-    rows, order = row_order(shells), hermite_order(l, first_of(shells), mirror_of(shells))
-    row, p = class_elements(shells).T
-    place = np.empty(nherm(l), dtype=int)  # in the order, of each Hermite function that is there
+    rows, order = row_order(facts), hermite_order(facts.l, facts.first, facts.mirror)
+    row, p = class_elements(facts).T
+    place = np.empty(nherm(facts.l), dtype=int)  # in the order, of each Hermite function that is there
     place[order[order >= 0]] = np.arange(np.count_nonzero(order >= 0))
     out = np.zeros(len(order) // 8, dtype=np.int32)
     np.maximum.at(out, place[p] // 8, np.argsort(rows)[row] // 8 + 1)
     return np.maximum.accumulate(out[::-1])[::-1]
 
 
-def depths(shells, rows8, row_blocks):
+def depths(facts, rows8, row_blocks):
     """For each of `row_blocks` tiles of `rows8` blocks of 8 rows, how many blocks of 8 Hermite functions count, int32.
 
     At least `STAGES` - 1, the steps by which copies are ahead: then the next primitive's r, whose copy is
     started with the first step of a primitive, has arrived when that primitive begins.
     """
-    found = np.sum(reach(shells) > rows8 * np.arange(row_blocks)[:, None], axis=1, dtype=np.int32)
-    return np.maximum(found, min(STAGES - 1, len(reach(shells)))).astype(np.int32)
+    found = np.sum(reach(facts) > rows8 * np.arange(row_blocks)[:, None], axis=1, dtype=np.int32)
+    return np.maximum(found, min(STAGES - 1, len(reach(facts)))).astype(np.int32)
 
 
-def level_ends(shells, blocks, size):
+def level_ends(facts, blocks, size):
     """For each of `reach_levels`, the block of 8 Hermite functions up to which so many rows are needed, int32.
 
     Levels count units of `size` blocks of 8 rows, of which there are `blocks`.
     """
-    needed = -(-reach(shells) // size)
+    needed = -(-reach(facts) // size)
     lower = [*reach_levels(blocks)[1:], 0]
     return np.array([np.sum(needed > n) for n in lower], dtype=np.int32)
 
 
-def row_table(shells, rows8):
+def row_table(facts, rows8):
     """`row_order`, padded to `rows8` blocks of 8 rows."""
-    return padded(row_order(shells), 8 * rows8)
+    return padded(row_order(facts), 8 * rows8)
 
 
 # For a tile whose fragments of 16 rows are those of several warps in turn: warp n has fragments n, n + warps, ...
@@ -113,19 +99,19 @@ def shared_out(count, warps):
     return tuple(-(-(count - n) // warps) for n in range(warps))
 
 
-def shared_rows(shells, mt, warps):
+def shared_rows(facts, mt, warps):
     """`row_table` of the fragments of each warp, one warp after the other."""
-    return row_table(shells, 2 * mt * warps).reshape(mt, warps, 16).swapaxes(0, 1).reshape(-1)
+    return row_table(facts, 2 * mt * warps).reshape(mt, warps, 16).swapaxes(0, 1).reshape(-1)
 
 
 # For rows in their natural order, all of which count for every Hermite function.
 
 
-def full_reach(shells):
+def full_reach(facts):
     """`reach` of such rows: a number that no tile exceeds."""
-    return np.full(len(reach(shells)), 1 << 20, dtype=np.int32)
+    return np.full(len(reach(facts)), 1 << 20, dtype=np.int32)
 
 
-def full_depths(shells, rows8, row_blocks):
+def full_depths(facts, rows8, row_blocks):
     """`depths` of such rows."""
-    return np.full(row_blocks, len(reach(shells)), dtype=np.int32)
+    return np.full(row_blocks, len(reach(facts)), dtype=np.int32)

@@ -66,12 +66,6 @@ def row_split(nrow):
     return blocks, -(-fragments // blocks)
 
 
-def panel_rows(nrow):
-    """Blocks of 8 rows that a panel of `nrow` rows is padded to."""
-    blocks, mt = row_split(nrow)
-    return 2 * blocks * mt
-
-
 def reach_levels(count):
     """Numbers of row blocks that a tile of `count` has code for, the largest first: all of few, fewer of many."""
     return [n for n in range(count, 0, -1) if count <= 6 or n >= count - 3 or n % 2 == 0]
@@ -83,29 +77,19 @@ def turned_split(nrow):
     return blocks, -(-blocks_of_8(nrow) // blocks)
 
 
-def turned_panel_rows(nrow):
-    """Blocks of 8 rows that a panel for turned tiles is padded to."""
-    return prod(turned_split(nrow))
+def panel_rows(nrow, turned=False):
+    """Blocks of 8 rows that a panel of `nrow` rows is padded to, one for turned tiles or for others."""
+    return prod(turned_split(nrow)) if turned else 2 * prod(row_split(nrow))
 
 
 @cache
-def choose_tile(nrow, steps, unit):
+def choose_tile(nrow, steps, unit, turned=False):
     """The tile for `nrow` rows and `steps` inner blocks of 8 a primitive."""
-    _, mt = row_split(nrow)
-    return Tile(2 * mt, COLUMNS[mt - 1], WARPS, min(STAGES, steps + 1), unit)
+    _, rows = turned_split(nrow) if turned else row_split(nrow)
+    rows8, columns = (rows, TURNED_COLUMNS) if turned else (2 * rows, COLUMNS)
+    return Tile(rows8, columns[rows - 1], WARPS, min(STAGES, steps + 1), unit, turned)
 
 
-@cache
-def turned_tile(nrow, steps, unit):
-    """A turned tile of step 4, or None where a tile of few rows would not save 8 of padding."""
-    _, rows8 = turned_split(nrow)
-    if blocks_of_8(nrow) < TURNED_ROWS and rows8 % 2 == 0:
-        return None
-    return turned_ket_tile(nrow, steps, unit)
-
-
-@cache
-def turned_ket_tile(nrow, steps, unit):
-    """A turned tile of step 5."""
-    _, rows8 = turned_split(nrow)
-    return Tile(rows8, TURNED_COLUMNS[rows8 - 1], WARPS, min(STAGES, steps + 1), unit, True)
+def turned_is_better(nrow):
+    """Whether the tile of step 4 is turned: not where it has few rows and would not save 8 of padding."""
+    return blocks_of_8(nrow) >= TURNED_ROWS or turned_split(nrow)[1] % 2 > 0

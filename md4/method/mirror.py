@@ -87,21 +87,11 @@ def part_elements(la, lb, pure, nctr_a, nctr_b, axis, parity):
     return in_rows(place[row[inside]], p[inside])
 
 
-def class_derivatives(h_class):
-    """The derivatives that are the rows of a class, see `h_class` of `ListFacts`; none of pairs themselves."""
-    return h_class[6] if len(h_class) == 7 else ()
-
-
-def class_degree(h_class):
-    """The degree of the highest Hermite function of a class."""
-    return h_class[0] + h_class[1] + bool(class_derivatives(h_class))
-
-
-def class_elements(h_class):
-    """The elements (ab, p) of H that can be nonzero, of all of a class, of a part or of derivatives.
-
-    See `h_class` of `ListFacts`.
+def class_elements(facts):
+    """The elements (ab, p) of H that can be nonzero, by the `ListFacts` of all of a class, of a part or of derivatives.
     """
-    if class_derivatives(h_class):
-        return derived_elements(*h_class)
-    return part_elements(*h_class[:5], *h_class[6:]) if h_class[6:] else nonzero_elements(*h_class)
+    if facts.derivatives:
+        return derived_elements(*facts.shell_class, facts.single, facts.derivatives)
+    if facts.mirror:
+        return part_elements(*facts.shell_class, *facts.mirror)
+    return nonzero_elements(*facts.shell_class, facts.single)

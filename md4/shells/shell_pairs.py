@@ -7,7 +7,7 @@ pair that is left out costs nothing.
 """
 
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import pairwise
 from operator import attrgetter
 
@@ -69,9 +69,6 @@ class ListFacts:
     ----------
     shell_class : tuple
         (l_a, l_b, pure, nctr_a, nctr_b), on which the structure of H depends.
-    h_class : tuple
-        (l_a, l_b, pure, nctr_a, nctr_b, single): the same with what makes H of single shells another one; of single s
-        shells it is that of a pair. That of a part is followed by `mirror`, that of derivatives by these, a tuple.
     la, lb, l : int
         Angular momenta, and the degree of the highest Hermite function: their sum, one more for derivatives.
     nctr_a, nctr_b, na, nb : int
@@ -96,7 +93,6 @@ class ListFacts:
     """
 
     shell_class: tuple
-    h_class: tuple
     la: int
     lb: int
     l: int
@@ -113,30 +109,41 @@ class ListFacts:
     mirror: tuple | None = None
     derivatives: tuple = ()
 
+    @property
+    def structure(self):
+        """Arguments of `md4.method.hermite.structure`; H of single s shells is that of a pair."""
+        return *self.shell_class, self.single and self.l > 0
+
+    @cached_property
+    def h_class(self):
+        """The same of one primitive pair a pair: one object for all lists whose H have the same structure."""
+        whole = list_facts(*self.shell_class, self.na, self.nb, 1, self.single)
+        if self.mirror:
+            return part_facts(whole, *self.mirror)
+        return derived_facts(whole, self.derivatives) if self.derivatives else whole
+
 
 @cache
 def list_facts(la, lb, pure, nctr_a, nctr_b, na, nb, max_prim, single):
     """The `ListFacts` of lists."""
     shells, l, first = (la, lb, pure, nctr_a, nctr_b), la + lb, first_function(la + lb, pure, single)
     sizes = na, nb, na * nb, first, nherm(l) - first, max_prim
-    return ListFacts(shells, (*shells, single and l > 0), la, lb, l, nctr_a, nctr_b, *sizes, pure, single)
+    return ListFacts(shells, la, lb, l, nctr_a, nctr_b, *sizes, pure, single)
 
 
 @cache
 def part_facts(facts, axis, parity):
     """The `ListFacts` of the part of one parity of lists of shell pairs; see `md4.method.mirror`."""
     nab, count = len(part_rows(*facts.shell_class, axis, parity)), len(part_functions(facts.l, axis, parity))
-    mirror = axis, parity
-    return replace(facts, h_class=(*facts.h_class, *mirror), nab=nab, nherm=count, mirror=mirror)
+    return replace(facts, nab=nab, nherm=count, mirror=(axis, parity))
 
 
 @cache
 def derived_facts(facts, derivatives):
     """The `ListFacts` of derivatives of the pairs of lists."""
-    l, h_class = facts.l + 1, (*facts.shell_class, facts.single, derivatives)
-    first = first_function(l, facts.pure, facts.single)
+    l, first = facts.l + 1, first_function(facts.l + 1, facts.pure, facts.single)
     sizes = {"nab": len(derivatives) * facts.nab, "first": first, "nherm": nherm(l) - first}
-    return replace(facts, h_class=h_class, l=l, **sizes, derivatives=derivatives)
+    return replace(facts, l=l, **sizes, derivatives=derivatives)
 
 
 def of_facts(name):
@@ -165,8 +172,8 @@ class ShellPairs:
     primitives: Primitives | None
     facts: ListFacts
 
-    shell_class, h_class, pure, single, derivatives, mirror = map(
-        of_facts, ("shell_class", "h_class", "pure", "single", "derivatives", "mirror")
+    shell_class, pure, single, derivatives, mirror = map(
+        of_facts, ("shell_class", "pure", "single", "derivatives", "mirror")
     )
     la, lb, l, nctr_a, nctr_b = map(of_facts, ("la", "lb", "l", "nctr_a", "nctr_b"))
     na, nb, nab, first, nherm, max_prim = map(of_facts, ("na", "nb", "nab", "first", "nherm", "max_prim"))

@@ -8,6 +8,7 @@ import md4
 from md4.errors import UnsupportedError
 from md4.gpu.h_layout import BRA_FLAT, form_positions, row_bits
 from md4.method.angular import nherm
+from md4.shells.shell_pairs import list_facts
 
 PAIR = [[0, 1]]
 
@@ -41,8 +42,7 @@ def test_more_than_65536_function_pairs(gpu):
 
 def test_positions_of_many_rows():
     """Every element has a word of its own."""
-    shells = (1, 0, True, 160, 150, False)
-    found = form_positions(BRA_FLAT, shells)
+    found = form_positions(BRA_FLAT, list_facts(1, 0, True, 160, 150, 3 * 160, 150, 1, False))
     bits = row_bits(1)
     rows, functions = found[found >= 0] & (1 << bits) - 1, found[found >= 0] >> bits
     assert len(np.unique(rows * nherm(1) + functions)) == 72_000 * nherm(1) == len(rows)

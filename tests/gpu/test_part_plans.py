@@ -62,7 +62,7 @@ def test_the_fastest_is_taken():
             assert times == sorted(times)
         assert {entry for entry in ways if len(entry[1]) == 2} == set(found)
         sides = [
-            [Side.of_facts(part_facts(pairs.facts, 0, parity), mean) for pairs, mean in zip((bra, ket), means)]
+            [Side(part_facts(pairs.facts, 0, parity), mean) for pairs, mean in zip((bra, ket), means)]
             for parity in range(2)
         ]
         for time, plans in found:

@@ -124,7 +124,7 @@ def test_rows_of_general_contractions(gpu, ls, nctr):
     pairs = shell_pairs(basis, bra)
     row_blocks, rows8 = turned_split(pairs.nab)
     assert row_blocks > 1
-    assert np.sum(reach(pairs.shell_class) > rows8 * (row_blocks - 1)) <= STAGES - 1
+    assert np.sum(reach(pairs.facts.h_class) > rows8 * (row_blocks - 1)) <= STAGES - 1
     assert check(basis, bra[:9], ket[:8], path="two_products") == 2
 
 

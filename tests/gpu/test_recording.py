@@ -305,7 +305,7 @@ def test_other_densities(builds):
 @pytest.fixture
 def no_plans_kept():
     """Nothing is known of the plans that other tests have had made, nor of this one's later."""
-    found = part_plans.whole_ways, part_plans.fastest_way, paths.ranked, paths.ranked_by_facts
+    found = part_plans.whole_ways, part_plans.fastest_way, paths.ranked
     for function in found:
         function.cache_clear()
     yield

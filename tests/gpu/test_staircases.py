@@ -24,30 +24,36 @@ from md4.gpu.h_layout import (
 from md4.gpu.r_layout import r_places
 from md4.gpu.staircases import (
     depths,
-    first_of,
     full_depths,
     full_reach,
     gather_order,
     hermite_order,
     level_ends,
-    mirror_of,
     reach,
     row_order,
     row_table,
 )
 from md4.gpu.tiles import MOST_COLUMNS, STAGES, blocks_of_8, reach_levels, turned_split
-from md4.method.angular import hermite_triples, nherm, packed_hermite, sum_ordinal
+from md4.method.angular import hermite_triples, ncart, nherm, packed_hermite, sum_ordinal
 from md4.method.hermite import structure
 from md4.method.mirror import class_elements, part_functions, part_rows, r_count
+from md4.shells.shell_pairs import list_facts, part_facts
 
-CLASSES = [
+
+def facts_of(la, lb, pure, nctr_a, nctr_b, single=False, mirror=None):
+    """`ListFacts` of a class, or of its even or odd part."""
+    na, nb = (nctr * (2 * l + 1 if pure else ncart(l)) for l, nctr in ((la, nctr_a), (lb, nctr_b)))
+    whole = list_facts(la, lb, pure, nctr_a, nctr_b, na, nb, 1, single)
+    return part_facts(whole, *mirror) if mirror else whole
+
+
+CLASSES = [facts_of(*shells) for shells in (
     (0, 0, True, 1, 1), (2, 1, True, 1, 1), (2, 2, True, 1, 1), (3, 3, True, 2, 1), (5, 4, True, 1, 1),
     (6, 6, True, 1, 1), (2, 2, False, 1, 1), (4, 4, False, 1, 2), (2, 0, True, 1, 1, True), (5, 0, True, 2, 1, True),
     (9, 0, True, 1, 1, True), (3, 0, False, 1, 1, True),
-]  # fmt: skip
-# The even and odd parts of classes: (axis, parity) behind the class.
+)]  # fmt: skip
 PARTS = [
-    (*shells, False, axis, parity)
+    facts_of(*shells, mirror=(axis, parity))
     for shells in [(1, 0, True, 1, 1), (2, 1, True, 1, 2), (5, 4, True, 1, 1), (2, 2, False, 1, 1)]
     for axis, parity in product(range(3), range(2))
 ]
@@ -60,8 +66,7 @@ def rows_of(shells):
 
 def functions_of(shells):
     """Ordinals of the Hermite functions of a class, or of a part."""
-    l, mirror = sum(shells[:2]), mirror_of(shells)
-    return np.arange(first_of(shells), nherm(l)) if mirror is None else part_functions(l, *mirror)
+    return part_functions(shells.l, *shells.mirror) if shells.mirror else np.arange(shells.first, nherm(shells.l))
 
 
 @pytest.mark.parametrize("l", [0, 1, 4, 9])
@@ -78,7 +83,7 @@ def test_orders_hold_every_function_once(l):
 
 @pytest.mark.parametrize("shells", PARTS)
 def test_orders_of_parts_hold_their_functions_once(shells):
-    l, mirror = sum(shells[:2]), mirror_of(shells)
+    l, mirror = shells.l, shells.mirror
     for order in (hermite_order(l, 0, mirror), gather_order(l, 0, mirror)):
         assert len(order) == 8 * blocks_of_8(len(functions_of(shells)))
         assert sorted(order[order >= 0].tolist()) == functions_of(shells).tolist()
@@ -89,10 +94,9 @@ def test_orders_of_parts_hold_their_functions_once(shells):
 @pytest.mark.parametrize("shells", STAIRS)
 def test_nothing_is_left_out_that_counts(shells):
     """Beyond the reach of a block there are no elements; and there is none to spare."""
-    la, lb, *_ = shells
     elements = {(row, p) for row, p in class_elements(shells)}
     rows = row_table(shells, blocks_of_8(rows_of(shells)))
-    order = hermite_order(la + lb, first_of(shells), mirror_of(shells))
+    order = hermite_order(shells.l, shells.first, shells.mirror)
     assert sorted(rows[rows >= 0].tolist()) == list(range(rows_of(shells)))
     found = []
     for n_block, count in enumerate(reach(shells)):
@@ -107,7 +111,7 @@ def test_nothing_is_left_out_that_counts(shells):
 
 @pytest.mark.parametrize(("la", "lb", "pure"), [(2, 2, True), (4, 3, True), (6, 6, True), (3, 2, False)])
 def test_h_is_zero_beyond_the_stairs(la, lb, pure):
-    shells = la, lb, pure, 1, 1
+    shells = facts_of(la, lb, pure, 1, 1)
     rows, order = row_order(shells), hermite_order(la + lb)
     left_out = [
         (row, p)
@@ -121,7 +125,7 @@ def test_h_is_zero_beyond_the_stairs(la, lb, pure):
 
 def test_what_stairs_save():
     for l, most in ((2, 0.75), (3, 0.78), (4, 0.81), (5, 0.80), (6, 0.80)):
-        shells = (l, l, True, 1, 1)
+        shells = facts_of(l, l, True, 1, 1)
         found = reach(shells)
         assert found.sum() <= most * len(found) * blocks_of_8(rows_of(shells))
 
@@ -158,10 +162,10 @@ def test_levels_begin_at_all_and_end_at_one_or_two(count):
 @pytest.mark.parametrize("shells", STAIRS)
 def test_forms_hold_every_element_where_kernels_look_for_it(form, shells):
     """Fragment by fragment, as lanes read them; those of a part are named by their rows in the whole class."""
-    l, first, nab, mirror = sum(shells[:2]), first_of(shells), rows_of(shells), mirror_of(shells)
+    l, first, nab, mirror = shells.l, shells.first, rows_of(shells), shells.mirror
     positions, rows8 = form_positions(form, shells), form_rows(nab, form)
     inner = (hermite_order if form.sign else gather_order)(l, first, mirror)
-    whole_rows = np.arange(nab) if mirror is None else part_rows(*shells[:5], *mirror)
+    whole_rows = np.arange(nab) if mirror is None else part_rows(*shells.shell_class, *mirror)
     rows = np.pad(np.arange(nab), (0, 8 * rows8 - nab), constant_values=-1)
     if form.rows != "natural":
         rows = row_table(shells, rows8)
@@ -179,7 +183,7 @@ def test_forms_hold_every_element_where_kernels_look_for_it(form, shells):
 @pytest.mark.parametrize("shells", CLASSES)
 def test_the_natural_order_begins_with_an_even_ordinal(form, shells):
     """Every element is there once, where the product with r as it lies in memory looks for it."""
-    nab, first, l = rows_of(shells), first_of(shells), sum(shells[:2])
+    nab, first, l = rows_of(shells), shells.first, shells.l
     inner = even(first) + np.arange(8 * blocks_of_8(nherm(l) - first))
     rows8, found = form_rows(nab, form), form_positions(form, shells)
     for n, position in enumerate(found):
@@ -193,8 +197,8 @@ def test_the_natural_order_begins_with_an_even_ordinal(form, shells):
 
 def test_functions_of_single_shells():
     """Spherical ones have those of degree l, a component its own monomials; Cartesian ones every second power."""
-    assert [first_of((l, 0, True, 1, 1, True)) for l in range(4)] == [0, 1, 4, 10]
-    assert [first_of((l, 0, False, 1, 1, True)) for l in range(4)] == [0, 1, 0, 1]
+    assert [facts_of(l, 0, True, 1, 1, True).first for l in range(4)] == [0, 1, 4, 10]
+    assert [facts_of(l, 0, False, 1, 1, True).first for l in range(4)] == [0, 1, 0, 1]
     assert {p for _, p in structure(3, 0, True, 1, 1, True)} == set(range(10, 20))
     of_s, of_d = (len(structure(l, 0, True, 1, 1, True)) for l in (0, 2))
     assert (of_s, of_d) == (1, 8)

@@ -8,10 +8,10 @@ import md4
 from md4.method.angular import hermite_triples
 from md4.method.hermite import structure
 from md4.method.mirror import (
-    class_elements,
     function_counts,
     function_parities,
     mirror_axis,
+    part_elements,
     part_functions,
     part_rows,
 )
@@ -68,7 +68,7 @@ def test_h_of_a_pair_in_the_plane_is_zero_but_in_the_parts(axis, pure):
     for la, lb in [(1, 0), (2, 1), (3, 3)]:
         shells, held = (la, lb, pure, 1, 1), set()
         for parity in range(2):
-            rows, elements = part_rows(*shells, axis, parity), class_elements((*shells, False, axis, parity))
+            rows, elements = part_rows(*shells, axis, parity), part_elements(*shells, axis, parity)
             assert {row for row, _ in elements} == set(range(len(rows)))
             held |= {(int(rows[row]), p) for row, p in elements}
         left_out = sorted(set(structure(*shells)) - held)

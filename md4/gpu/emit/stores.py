@@ -110,15 +110,10 @@ def make_store_rows(rows8, nt):
     return store_rows
 
 
-def grouped(n, group):
-    """(n // group, n % group); n below 2^31, where division takes a third of the instructions."""
-    quotient = (n.i32 // group.i32).u64
-    return quotient, n - quotient * group
-
-
 def grouped_offset(n, group, s_group, s_item):
-    """(n // group) s_group + (n % group) s_item."""
-    quotient, rest = grouped(n, group)
+    """(n // group) s_group + (n % group) s_item; n below 2^31, where division takes a third of the instructions."""
+    quotient = (n.i32 // group.i32).u64
+    rest = n - quotient * group
     return quotient * s_group + rest * s_item
 
 

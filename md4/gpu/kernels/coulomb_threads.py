@@ -16,22 +16,20 @@ from functools import cache
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F32, F64, I32, I64, cuda, f64, i32, i64, jit_device, types
+from md4.gpu.device_code import F64, I32, I64, cuda, f64, i32, i64, jit_device, types
 from md4.gpu.emit.correlation import even_ranges, make_add_row, make_load_row, make_quartet_sums, pieces
 from md4.gpu.emit.instructions import make_empty, shared_address
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.values import precision_of
 from md4.gpu.hermite_rows import row_parts, row_width
 from md4.gpu.kernels.bounds import larger
-from md4.gpu.kernels.groups import Records
+from md4.gpu.kernels.groups import Records, with_floats
 from md4.gpu.kernels.primitive_quartets import (
     Separation,
     arguments_group,
     charge,
-    make_single_zeros_upto,
     make_zeros_upto,
     operator_arguments,
-    single_arguments,
 )
 from md4.method.mirror import r_count
 
@@ -75,17 +73,6 @@ class OrderedSide(NamedTuple):
     first: i64
     last: i64
     d: F64
-    j: F64
-
-
-class SingleSide(NamedTuple):
-    """The same with densities in single precision."""
-
-    records: F64
-    reach: F64
-    first: i64
-    last: i64
-    d: F32
     j: F64
 
 
@@ -185,12 +172,13 @@ def correlation_by_threads(l_bra, l_ket, kind, single, part, mirrored):
     staged, threads = is_staged(l, single, mirrored), threads_of_a_block(l, single, mirrored)
     np_, nq = row_width(l_bra, mirrored), row_width(l_ket, mirrored)
     charge_at, reach_of_warp, counts = jit_device(charge), make_reach_of_warp(), jit_device(counts_in)
-    zeros_of = (make_single_zeros_upto if single else make_zeros_upto)(kind, l)
+    zeros_of = make_zeros_upto(kind, l, single)
     correlate = make_quartet_sums(l_bra, l_ket, functions, precision, staged, mirrored)
     load, add = make_load_row(functions, precision), make_add_row(functions, precision)
     empty = make_empty(count, precision)
     all_numbers, warp_bytes = 4 * threads, stage_bytes(l, single, mirrored)
-    side, operator_group = SingleSide if single else OrderedSide, arguments_group(kind, single)
+    side = with_floats(OrderedSide, "d") if single else OrderedSide
+    operator_group = arguments_group(kind, single)
 
     def kernel(
         bra: side, ket: side, triangle: flag, operator: operator_group, limits: Limits, parts: i64, step: i64
@@ -324,7 +312,7 @@ def quartets_launcher(context, kind, parameter, l_bra, l_ket, single, mirrored):
     variants = [Variant(correlation_by_threads, (l_bra, l_ket, kind, single, n, mirrored)) for n in parts_of_kets]
     threads = threads_of_a_block(l, single, mirrored)
     shared = threads // 32 * stage_bytes(l, single, mirrored)
-    arguments = (single_arguments if single else operator_arguments)(context, kind, parameter, l)
+    arguments = operator_arguments(context, kind, parameter, single, l)
 
     def launch(context, triangle, bra, ket, limits, filled):
         nbra, blocks = bra[3] - bra[2], -(-(ket[3] - ket[2]) // threads)
@@ -349,7 +337,7 @@ def launch_quartets(context, operator, degrees, mirrored, bra, ket, limits, fill
     mirrored : bool
         Whether all centres have the same coordinate on axis 0.
     bra, ket : tuple
-        `OrderedSide`, or `SingleSide` if `single`.
+        `OrderedSide`, with densities in FP32 if `single`.
     limits : tuple of float
         `Limits`.
     filled : float

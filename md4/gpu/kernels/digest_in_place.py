@@ -35,14 +35,13 @@ from md4.gpu.emit.scalars import add_global
 from md4.gpu.emit.values import FP64, precision_of
 from md4.gpu.emit.warp_sums import make_warp_sums, warp_place
 from md4.gpu.h_layout import BRA_ELEMENTS, form_size
-from md4.gpu.kernels.digest_parameters import Lists, Matrices, SingleMatrices
-from md4.gpu.kernels.groups import PairRange, Records, pair_range, records
-from md4.gpu.kernels.primitive_quartets import arguments_group, operator_arguments, single_arguments
+from md4.gpu.kernels.digest_parameters import Lists, Matrices
+from md4.gpu.kernels.groups import PairRange, Records, pair_range, records, with_floats
+from md4.gpu.kernels.primitive_quartets import arguments_group, operator_arguments
 from md4.gpu.kernels.thread_quartet import (
     PRIMITIVES,
     TENSOR_LIMITS,
     BraH,
-    SingleSlots,
     Slots,
     block_threads,
     make_integrals,
@@ -206,7 +205,9 @@ def digest_in_place(la, ca, lb, cb, lc, cc, ld, cd, pure, kind, single):
     no_rows, no_block = make_empty(nb * (nc + nd), precision), make_empty(nc * nd, precision)
     stage_bytes, staged = nbytes * stage_parts(nc, nd)[1], single_h_size(bra_class)
     operator_group, place_of_count = arguments_group(kind, single), int(single)
-    slots_group, matrices_group = (SingleSlots, SingleMatrices) if single else (Slots, Matrices)
+    slots_group, matrices_group = Slots, Matrices
+    if single:
+        slots_group, matrices_group = with_floats(Slots, "h"), with_floats(Matrices, "densities", "twice")
 
     def kernel(
         bra: Records, bra_pairs: PairRange, h: BraH, ket: slots_group, ket_pairs: PairRange, operator: operator_group,
@@ -290,11 +291,11 @@ def in_place_launcher(context, kind, parameter, bra, ket, counts, single):
     """The function by which `launch_in_place` launches for two `ListFacts` and the same numbers of matrices."""
     count = bra.nab * ket.nab
     threads, size = block_threads(count, single), form_size(bra, BRA_ELEMENTS)
-    others, h_bytes = bytes_besides_h(bra, ket, single), 4 * single_h_size(bra.h_class) if single else 8 * size
+    others, h_bytes = bytes_besides_h(bra, ket, single), 4 * single_h_size(bra.structure) if single else 8 * size
     group = max(1, min(bra.max_prim, PRIMITIVES, (TENSOR_LIMITS.shared - others) // h_bytes))
     shells, shared = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket)), group * h_bytes + others
     variant = Variant(digest_in_place, (*chain.from_iterable(shells), bra.pure, kind, single))
-    arguments = (single_arguments if single else operator_arguments)(context, kind, parameter, bra.l + ket.l)
+    arguments = operator_arguments(context, kind, parameter, single, bra.l + ket.l)
 
     def launch(context, h, g, ab, cd, places, triangle, matrices, nao, quartets):
         slots = cd.data.slots

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from md4.gpu.device_code import F32, F64, I64_2D, i64, types
+from md4.gpu.device_code import F64, I64_2D, i64, types
 from md4.gpu.emit.scalars import quotient
 
 
@@ -58,25 +58,6 @@ class Matrices(NamedTuple):
     densities: F64
     x: F64
     twice: F64
-    y: F64
-    first: i64
-    last: i64
-    nao: i64
-
-
-class SingleMatrices(NamedTuple):
-    """`Matrices` with densities in FP32.
-
-    Attributes
-    ----------
-    densities, twice : float32 array
-    x, y, first, last, nao
-        As in `Matrices`.
-    """
-
-    densities: F32
-    x: F64
-    twice: F32
     y: F64
     first: i64
     last: i64

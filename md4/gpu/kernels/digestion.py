@@ -50,24 +50,32 @@ def share_out(nbra, elements, most):
     return -(-warps * -(-nbra // bra_pairs) * 32 // THREADS), (warps, bra_pairs)
 
 
+def make_launch(variants, warp_bytes, most, ncd, shape):
+    """The function that digests one block, or both parts of one, by the variants of a kernel.
+
+    A warp has `warp_bytes` of shared memory, and `most` bra pairs at most; see `share_out`. A ket pair has `ncd`
+    elements.
+    """
+    shared = THREADS // 32 * warp_bytes
+
+    def launch(context, blocks, ab, cd, places, triangle, matrices, nao):
+        nbra, nket = ab.npair, cd.npair
+        grid, share = share_out(nbra, nket * ncd, most)
+        given, lists = (*(block.array for block in blocks), nbra, nket), (ab.first, cd.first, triangle, *places)
+        for variant, ends in variants:
+            context.launch(
+                variant, grid, THREADS, shared, given, lists, blocks[0].limits, (*matrices, *ends, nao), share, shape
+            )  # fmt: skip
+
+    return launch
+
+
 def digest_launcher(context, bra, ket, counts):
     """The function by which `launch_digest` launches for two `ListFacts` and the same numbers of matrices."""
     tile = tile_shape(bra.na, bra.nb)
     variants = variants_of(digest_rows, (*tile, tile_blocks(*tile)), counts)
-    shared, most = THREADS // 32 * warp_bytes(*tile), LANE_INTEGRALS // bra.nab
     shape = bra.na, bra.nb, ket.na, ket.nb
-
-    def launch(context, block, ab, cd, places, triangle, matrices, nao):
-        nbra, nket = ab.npair, cd.npair
-        blocks, share = share_out(nbra, nket * ket.nab, most)
-        lists = ab.first, cd.first, triangle, *places
-        for variant, ends in variants:
-            context.launch(
-                variant, blocks, THREADS, shared,
-                (block.array, nbra, nket), lists, block.limits, (*matrices, *ends, nao), share, shape,
-            )  # fmt: skip
-
-    return launch
+    return make_launch(variants, warp_bytes(*tile), LANE_INTEGRALS // bra.nab, ket.nab, shape)
 
 
 def launch_digest(context, block, ab, cd, places, triangle, matrices, counts, nao):
@@ -87,7 +95,7 @@ def launch_digest(context, block, ab, cd, places, triangle, matrices, counts, na
     nao : int
     """
     launch = context.fixed(digest_launcher, ab.facts, cd.facts, counts)
-    launch(context, block, ab, cd, places, triangle, matrices, nao)
+    launch(context, (block,), ab, cd, places, triangle, matrices, nao)
 
 
 # even and odd parts ---------------------------------------------------------------------------------------------------
@@ -119,24 +127,11 @@ def mirrored_launcher(context, bra, ket, axis, counts):
     na_even, _, nb_even, nb_odd = counts_of(bra, axis)
     tile = mirrored.tile_parts(na_even, nb_even, nb_odd)
     variants = variants_of(digest_mirrored, (*tile, mirrored.tile_blocks(*tile)), counts)
-    shared, most = THREADS // 32 * mirrored.warp_bytes(*tile), 2 * LANE_INTEGRALS // bra.nab
     c_even, c_odd, d_even, d_odd = counts_of(ket, axis)
-    shells = [(this.la, this.lb, this.pure, this.nctr_a, this.nctr_b, axis) for this in (bra, ket)]
-    tables = context.table(mirrored_functions, *shells[0]), context.table(mirrored_columns, *shells[1])
-    shape = (*counts_of(bra, axis), ket.na, ket.nb, c_even * d_even + c_odd * d_odd, *tables)
-
-    def launch(context, blocks, ab, cd, places, triangle, matrices, nao):
-        nbra, nket = ab.npair, cd.npair
-        grid, share = share_out(nbra, nket * ket.nab, most)
-        even, odd = blocks
-        lists = ab.first, cd.first, triangle, *places
-        for variant, ends in variants:
-            context.launch(
-                variant, grid, THREADS, shared, (even.array, odd.array, nbra, nket), lists, even.limits,
-                (*matrices, *ends, nao), share, shape,
-            )  # fmt: skip
-
-    return launch
+    functions = context.table(mirrored_functions, *bra.shell_class, axis)
+    columns = context.table(mirrored_columns, *ket.shell_class, axis)
+    shape = (*counts_of(bra, axis), ket.na, ket.nb, c_even * d_even + c_odd * d_odd, functions, columns)
+    return make_launch(variants, mirrored.warp_bytes(*tile), 2 * LANE_INTEGRALS // bra.nab, ket.nab, shape)
 
 
 def launch_mirrored(context, blocks, axis, ab, cd, places, triangle, matrices, counts, nao):

@@ -18,7 +18,7 @@ integrals of later ones added.
 """
 
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
@@ -50,7 +50,7 @@ from md4.gpu.kernels.groups import (
 )
 from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.r_layout import r_stride_of
-from md4.gpu.staircases import mirror_of, reach, row_table
+from md4.gpu.staircases import reach, row_table
 from md4.gpu.tiles import WARPS, blocks_of_8, panel_rows
 from md4.gpu.tuning import FEWEST_BLOCKS, SHARED_BYTES
 
@@ -284,9 +284,9 @@ def fused_transforms(
 
 
 @cache
-def reach_in_passes(shells, nq):
+def reach_in_passes(facts, nq):
     """Blocks of 8 rows of a ket that count of each of `nq` blocks of q: the most in any pass over them."""
-    found = reach(shells)
+    found = reach(facts)
     return tuple(int(found[n::nq].max()) for n in range(nq))
 
 
@@ -335,7 +335,7 @@ def fused_blocks(tile, bra, ket):
     if contracted:
         by_registers = 4 if tile.doubles <= 20 else 3 if tile.doubles <= 32 else BLOCKS_TOGETHER
     elif tile.kets <= 1:
-        many = mirror_of(ket.h_class) and sum(reach_in_passes(ket.h_class, tile.nq)) > PART_PRODUCTS
+        many = ket.mirror and sum(reach_in_passes(ket.h_class, tile.nq)) > PART_PRODUCTS
         by_registers = BLOCKS_TOGETHER if tile.mt > 1 else 3 if many else 4
     else:
         by_registers = 4 if tile.doubles <= 32 else 3 if tile.doubles <= 48 else BLOCKS_TOGETHER
@@ -351,20 +351,26 @@ def choose_fused(unit, bra, ket):
 
 
 def fused_shared(bra, ket, kets=1):
-    """Bytes of shared memory: of the panel of one bra primitive, and of all else that a block has."""
-    np8, nq8 = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
-    panel, table = np8 * panel_rows(bra.nab) * 512, (np8 * nq8 + PADDING) * 128
-    return panel, table + WARPS * max(1, kets) * (16 * r_stride_of(bra, ket) + 8 * bra.nab * ket.nab)
+    """As `shared_parts`, for groups of `kets` ket pairs, or ket pairs one by one."""
+    return shared_parts(bra, ket, WARPS * max(1, kets), PADDING)
 
 
-def fused_parts(nbra, nket, kets, contracted):
-    """Blocks that share the ket pairs of a bra pair: a warp takes several, unless that leaves too few blocks.
+def shared_parts(bra, ket, quartets, padding=0):
+    """Bytes of shared memory: of the panel of one bra primitive, and of all else of a block with so many quartets.
 
-    `kets` are those of a group, as of `FusedTile`.
+    The words have so many blocks of `padding`.
     """
-    most = -(-nket // (WARPS * max(1, kets)))
-    groups = CONTRACTED_GROUPS if contracted else GROUPS
-    return min(most, max(1, nket // (WARPS * max(FEWEST_KETS, groups * kets)), FEWEST_BLOCKS // nbra))
+    np8, nq8 = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
+    panel, table = np8 * panel_rows(bra.nab) * 512, (np8 * nq8 + padding) * 128
+    return panel, table + quartets * (16 * r_stride_of(bra, ket) + 8 * bra.nab * ket.nab)
+
+
+def parts_of(nbra, nket, at_once, several):
+    """Blocks that share the ket pairs of a bra pair, of which a block takes `at_once` at a time.
+
+    It goes through `several`, unless that leaves too few blocks.
+    """
+    return min(-(-nket // at_once), max(1, nket // several, FEWEST_BLOCKS // nbra))
 
 
 def fused_launcher(context, bra, ket, matrix, limited):
@@ -378,11 +384,12 @@ def fused_launcher(context, bra, ket, matrix, limited):
     facts = *facts, 0 < 2 * tile.kets * sum(passes) <= AHEAD_DOUBLES
     variant = Variant(fused_transforms, (*facts, *target) if any(target) else facts)
     tables = levels_of(context, bra, panel_rows(bra.nab), False), context.table(padded_words, *words_of(bra, ket))
-    parts_of = partial(fused_parts, kets=tile.kets, contracted=bra.max_prim > 1)
-    return make_launch(context, bra, ket, variant, (threads, group * panel + rest), tables, group, parts_of)
+    groups = CONTRACTED_GROUPS if bra.max_prim > 1 else GROUPS
+    kets = WARPS * max(1, tile.kets), WARPS * max(FEWEST_KETS, groups * tile.kets)
+    return make_launch(context, bra, ket, variant, (threads, group * panel + rest), tables, group, kets)
 
 
-def make_launch(context, bra, ket, variant, block, tables, group, parts_of):
+def make_launch(context, bra, ket, variant, block, tables, group, kets):
     """The function that launches a fused kernel for two `ListFacts`.
 
     It makes (ab|cd) of a chunk, and takes bra panels `h`, right operands `g` of the ket list, and `r` of the chunk.
@@ -395,8 +402,8 @@ def make_launch(context, bra, ket, variant, block, tables, group, parts_of):
         The kernel's tables of rows ab, and of words.
     group : int
         Bra primitives whose H shared memory holds at once.
-    parts_of : callable
-        Blocks that share the ket pairs of a bra pair, by the numbers of bra pairs and of ket pairs.
+    kets : tuple of int
+        Ket pairs that a block takes at once, and one after the other; see `parts_of`.
     """
     nab, ncd, stride, (rows, words) = bra.nab, ket.nab, r_stride_of(bra, ket), tables
     rows8, steps, nq8 = panel_rows(nab), blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
@@ -404,7 +411,7 @@ def make_launch(context, bra, ket, variant, block, tables, group, parts_of):
 
     def launch(context, h, r, g, ab, cd, out):
         nbra, nket = ab.npair, cd.npair
-        parts = parts_of(nbra, nket)
+        parts = parts_of(nbra, nket, *kets)
         context.launch(
             variant, nbra * parts, *block,
             (h, rows8, steps), pair_range(ab), rows, (r, stride, cd.nprim), words, pair_range(cd),

@@ -15,7 +15,6 @@ Each pair has one primitive pair, or none: then its integrals are zero.
 """
 
 from dataclasses import dataclass
-from functools import partial
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, cuda, f64, i32, i64, jit_device
@@ -28,7 +27,7 @@ from md4.gpu.emit.instructions import (
     shared_address,
 )
 from md4.gpu.gather_words import all_words, words_of
-from md4.gpu.kernels.fused import KetSide, Work, make_copy_r, make_launch, make_next_group
+from md4.gpu.kernels.fused import KetSide, Work, make_copy_r, make_launch, make_next_group, shared_parts
 from md4.gpu.kernels.fused_results import make_write
 from md4.gpu.kernels.groups import (
     HermiteIntegrals,
@@ -40,10 +39,9 @@ from md4.gpu.kernels.groups import (
     primitives_of,
 )
 from md4.gpu.kernels.ring import make_copy_range
-from md4.gpu.r_layout import r_stride_of
 from md4.gpu.staircases import reach, shared_out, shared_rows
-from md4.gpu.tiles import blocks_of_8, panel_rows
-from md4.gpu.tuning import FEWEST_BLOCKS, SHARED_BYTES
+from md4.gpu.tiles import blocks_of_8
+from md4.gpu.tuning import SHARED_BYTES
 
 SHARES = (1, 2)  # warps that may share a quartet, powers of 2; the first with a tile
 FEWEST_FUNCTIONS = 21  # functions ab, and cd
@@ -208,21 +206,9 @@ def wide_tile(unit, bra, ket):
             continue
         passes = -(-nq8 // most)
         for warps, blocks in BLOCKS_OF_WARPS:
-            if wide_shared(bra, ket, warps // shares) <= 2 * SHARED_BYTES // blocks:
+            if sum(shared_parts(bra, ket, warps // shares)) <= 2 * SHARED_BYTES // blocks:
                 return WideTile(fragments, -(-nq8 // passes), nc, warps, blocks)
     return None
-
-
-def wide_shared(bra, ket, teams):
-    """Bytes of shared memory of a block of so many teams."""
-    np8, nq8 = blocks_of_8(bra.nherm), blocks_of_8(ket.nherm)
-    panel, table = np8 * panel_rows(bra.nab) * 512, np8 * nq8 * 128
-    return panel + table + teams * (16 * r_stride_of(bra, ket) + 8 * bra.nab * ket.nab)
-
-
-def wide_parts(nbra, nket, teams):
-    """Blocks that share the ket pairs of a bra pair: a team takes several, unless that leaves too few blocks."""
-    return min(-(-nket // teams), max(1, nket // (teams * FEWEST_KETS), FEWEST_BLOCKS // nbra))
 
 
 def wide_launcher(context, bra, ket, matrix, limited):
@@ -233,5 +219,6 @@ def wide_launcher(context, bra, ket, matrix, limited):
     facts = *facts, tile.shares, tile.warps, tile.blocks
     variant = Variant(fused_wide, (*facts, matrix, limited) if matrix or limited else facts)
     teams, places = tile.warps // tile.shares, context.table(shared_rows, bra.h_class, tile.mt, tile.shares)
-    block, words = (32 * tile.warps, wide_shared(bra, ket, teams)), context.table(all_words, *words_of(bra, ket))
-    return make_launch(context, bra, ket, variant, block, (places, words), 1, partial(wide_parts, teams=teams))
+    tables = places, context.table(all_words, *words_of(bra, ket))
+    block = 32 * tile.warps, sum(shared_parts(bra, ket, teams))
+    return make_launch(context, bra, ket, variant, block, tables, 1, (teams, teams * FEWEST_KETS))

@@ -7,11 +7,19 @@ Launchers write a group as a plain tuple in the order of its fields, which Pytho
 fast as a NamedTuple: there are thousands of launches in a second.
 """
 
+from functools import cache
+from inspect import get_annotations
 from typing import NamedTuple
 
 from md4.gpu.buffers import Buffer
-from md4.gpu.device_code import F64, I32, I64, cuda, i64, types
+from md4.gpu.device_code import F32, F64, I32, I64, cuda, i64, types
 from md4.gpu.staircases import level_ends, row_table
+
+
+@cache
+def with_floats(group, *names):
+    """A group like another one, whose arrays of these names are in FP32."""
+    return NamedTuple(f"Single{group.__name__}", {**get_annotations(group), **dict.fromkeys(names, F32)}.items())
 
 
 class PairRange(NamedTuple):
@@ -258,8 +266,8 @@ def records(side):
 
 def levels_of(context, pairs, rows8, turned):
     """`Levels` of a list for a tile of `rows8` blocks of 8 rows."""
-    shells, blocks = pairs.h_class, (rows8, 1) if turned else (rows8 // 2, 2)
-    return context.table(level_ends, shells, *blocks), context.table(row_table, shells, rows8)
+    blocks = (rows8, 1) if turned else (rows8 // 2, 2)
+    return context.table(level_ends, pairs.h_class, *blocks), context.table(row_table, pairs.h_class, rows8)
 
 
 def result(block):

@@ -139,20 +139,15 @@ def one_product(rows8, nt, warps, stages, unit):
 # launcher
 
 
-def unit_weight():
-    """The weight of columns that are summed up already."""
-    return np.ones(1)
-
-
 def one_product_launcher(context, bra, ket):
-    """The function by which `launch_one_product` launches for two `ListFacts`."""
+    """The function by which (ab|cd) of a chunk is made for two `ListFacts`; of r, or of its sums if `g` is None."""
     nab, ncd, np8, stride = bra.nab, ket.nab, blocks_of_8(bra.nherm), r_stride(bra.l + ket.l)
     tile = choose_tile(nab, np8, context.unit)
     variant, row_blocks = Variant(one_product, tile[:5]), row_blocks_of(tile, nab)
     columns, threads = tile.columns, tile.threads
     rows8, shared = form_rows(nab, BRA_FLAT), tile.stages * 512 * (tile.rows8 + columns)
     staircase = staircase_of(context, bra, tile.rows8, row_blocks, flat=True)
-    summed, first = (context.table(unit_weight), 0, 0), even(bra.first)
+    summed, first = (context.table(np.ones, 1), 0, 0), even(bra.first)  # columns of weight 1
     count = bra.nherm + bra.first - first
 
     def launch(context, h, r, g, ab, cd, block):
@@ -166,8 +161,3 @@ def one_product_launcher(context, bra, ket):
         )  # fmt: skip
 
     return launch
-
-
-def launch_one_product(context, h, r, g, ab, cd, block):
-    """(ab|cd) of a chunk into `block`; `r` of the chunk, or its sums if `g` is None."""
-    context.fixed(one_product_launcher, ab.facts, cd.facts)(context, h, r, g, ab, cd, block)

@@ -175,8 +175,13 @@ def make_any_counts(lanes, listed=False):
     return jit_device(any_counts)
 
 
-def make_zeros_upto(kind, l):
-    """Device function (separation, operator) -> tuple of [0]^(m), m = 0..l, of a primitive quartet."""
+def make_zeros_upto(kind, l, single=False):
+    """Device function (separation, operator) -> tuple of [0]^(m), m = 0..l, of a primitive quartet.
+
+    The operator is of `arguments_group`, the numbers are floats if `single`.
+    """
+    if single:
+        return make_single_zeros_upto(kind, l)
     zeros_upto, pack, orders = operators.zeros_function(kind, jit_device), make_pack(l + 1), l + 1
 
     def zeros(separation, operator):
@@ -189,7 +194,7 @@ def make_zeros_upto(kind, l):
 
 
 def make_single_zeros_upto(kind, l):
-    """The same in FP32: a tuple of floats; the operator is of `arguments_group`."""
+    """`make_zeros_upto` in FP32."""
     if kind in SINGLE_KINDS:
         single_zeros = make_single_zeros(l, kind == "erf")
 
@@ -216,25 +221,19 @@ def primitive_quartets(ab, cd):
     )  # fmt: skip
 
 
-def operator_arguments(context, kind, parameter, l=None):
-    """`OperatorArguments` of an operator, for quartets of any total angular momentum `l`.
-
-    Launchers that `DeviceContext.fixed` keeps have its kind and parameter as a key, which is quicker than the operator.
-    """
-    return parameter, context.table(operators.kind_table, kind)
-
-
 def arguments_group(kind, single):
     """The group of an operator's arguments in FP32, if `single`, or in FP64."""
     return SingleArguments if single and kind in SINGLE_KINDS else OperatorArguments
 
 
-def single_arguments(context, kind, parameter, l):
-    """What belongs to the `arguments_group` of an operator in FP32, for quartets of total angular momentum `l`."""
-    if kind not in SINGLE_KINDS:
-        return operator_arguments(context, kind, parameter)
-    omega = min(LARGEST_SINGLE_OMEGA, parameter) if kind == "erf" else 0.0
-    return omega, context.table(single_boys_table, l)
+def operator_arguments(context, kind, parameter, single=False, l=None):
+    """What belongs to the `arguments_group` of an operator; if `single`, for quartets of total angular momentum `l`.
+
+    Launchers that `DeviceContext.fixed` keeps have its kind and parameter as a key, which is quicker than the operator.
+    """
+    if single and kind in SINGLE_KINDS:
+        return min(LARGEST_SINGLE_OMEGA, parameter) if kind == "erf" else 0.0, context.table(single_boys_table, l)
+    return parameter, context.table(operators.kind_table, kind)
 
 
 class Extent(NamedTuple):

@@ -214,9 +214,9 @@ def r_by_group(l, kind, even=False, listed=False):
 
 
 def r_launcher(context, kind, parameter, l, axis, listed=False):
-    """The function by which `launch_r` launches for an operator up to L = `l`; `axis`: the mirror axis of even r.
+    """The function that makes r for an operator up to L = `l`; `axis`: the mirror axis of even r.
 
-    If `listed`, that of `launch_listed_r`.
+    Its primitive quartets are `ListedQuartets` if `listed`, else `PrimitiveQuartets`.
     """
     even, extra = axis is not None, axis or 0
     if l <= REGISTERS_L:
@@ -229,28 +229,19 @@ def r_launcher(context, kind, parameter, l, axis, listed=False):
     variant = Variant(factory, (l, kind, even, True) if listed else (l, kind, True) if even else (l, kind))
     arguments = operator_arguments(context, kind, parameter)
 
-    def launch(context, ab, cd, r, limits):
-        count = ab.nprim * cd.nprim
+    def launch(context, quartets, ab, cd, limits, r):
+        count = quartets[-1]
         if count:
-            context.launch(
-                variant, -(-count // together), threads, shared,
-                primitive_quartets(ab, cd), owners(ab, cd), limits, arguments, extra, r,
-            )  # fmt: skip
+            blocks = -(-count // together)
+            context.launch(variant, blocks, threads, shared, quartets, owners(ab, cd), limits, arguments, extra, r)
 
-    def launch_listed(context, ab, cd, table, count, r):
-        if count:
-            context.launch(
-                variant, -(-count // together), threads, shared,
-                (records(ab), records(cd), *table, count), owners(ab, cd), NO_LIMITS, arguments, extra, r,
-            )  # fmt: skip
-
-    return launch_listed if listed else launch
+    return launch
 
 
 def launch_listed_r(context, operator, ab, cd, table, count, r):
     """r of `count` primitive quartets, whose primitive pairs of both lists are in `table`, a pair of buffers."""
-    facts = operator.kind, operator.parameter, ab.facts.l + cd.facts.l, None, True
-    context.fixed(r_launcher, *facts)(context, ab, cd, table, count, r)
+    launch = context.fixed(r_launcher, operator.kind, operator.parameter, ab.facts.l + cd.facts.l, None, True)
+    launch(context, (records(ab), records(cd), *table, count), ab, cd, NO_LIMITS, r)
 
 
 def launch_r(context, operator, ab, cd, r, limits):
@@ -259,5 +250,5 @@ def launch_r(context, operator, ab, cd, r, limits):
     It is without odd elements if `md4.gpu.r_layout.even_r` says so of the chunks.
     """
     axis = ab.facts.mirror[0] if even_r(ab.facts, cd.facts) else None
-    facts = operator.kind, operator.parameter, ab.facts.l + cd.facts.l, axis
-    context.fixed(r_launcher, *facts)(context, ab, cd, r, limits)
+    launch = context.fixed(r_launcher, operator.kind, operator.parameter, ab.facts.l + cd.facts.l, axis)
+    launch(context, primitive_quartets(ab, cd), ab, cd, limits, r)

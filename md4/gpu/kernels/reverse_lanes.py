@@ -37,6 +37,7 @@ from md4.gpu.staircases import hermite_order
 from md4.gpu.tiles import blocks_of_8
 from md4.gpu.tuning import REVERSE
 from md4.method.angular import hermite_ordinal, hermite_triples, nherm
+from md4.method.hermite import nonzero_elements
 from md4.method.mirror import class_elements
 
 
@@ -106,7 +107,7 @@ def reverse_lanes(nab, chunk, warps, ket_class, l, lowest, kind):
     """
     l_ket = ket_class[0] + ket_class[1]
     # in the order of `KET_ELEMENTS`
-    elements = tuple(sorted(map(tuple, class_elements(ket_class).tolist()), key=lambda element: element[::-1]))
+    elements = tuple(sorted(map(tuple, nonzero_elements(*ket_class).tolist()), key=lambda element: element[::-1]))
     functions, row = nherm(l_ket), nherm(l + l_ket) | 1
     known = tuple(column_offsets(l, lowest, l_ket, 0).tolist()) if chunk == nherm(l) - lowest else None
     products, add_sums = make_reverse_products(elements, functions, nab, chunk, known), make_add_sums(nab, chunk)
@@ -200,7 +201,7 @@ def launch_reverse_lanes(context, operator, plan, ab, cd, h, slots, gamma, hermi
         As for `md4.gpu.kernels.reverse_fused.launch_reverse_fused`.
     """
     bra, ket, l, (_, first, of_quartets, *_, numbers, shells) = ab.facts, cd.facts, hermite.l, table
-    variant = Variant(reverse_lanes, (bra.nab, *plan, ket.h_class, l, hermite.first, operator.kind))
+    variant = Variant(reverse_lanes, (bra.nab, *plan, ket.structure, l, hermite.first, operator.kind))
     offsets = context.table(column_offsets, l, hermite.first, ket.l, plan.chunk)
     signs = context.table(column_signs, l, hermite.first)
     context.launch(

@@ -6,7 +6,7 @@ the copies of the next `stages - 1` are under way. One operand is always H, a pa
 
 from typing import NamedTuple
 
-from md4.gpu.device_code import I32, cuda, i32, i64, jit_device, types
+from md4.gpu.device_code import I32, cuda, i64, jit_device, types
 from md4.gpu.emit.instructions import address_of, commit_copies, make_copies, make_wait_copies
 
 
@@ -102,40 +102,6 @@ def make_ring(stages, stage_bytes, fill, multiply, begin=nothing, fetch=nothing)
         return tile
 
     return jit_device(ring_product)
-
-
-# r of one bra primitive at a time
-
-
-def make_r_in_turn(buffers, start):
-    """(begin, fetch, start_r, r_address) for a ring that gathers from r in shared memory; see `make_ring` for two.
-
-    There are 1 or 2 `buffers` of `operands.r_count` doubles from `operands.r_address` on. With two of them r of the
-    next one of `operands.count` bra primitives comes while this one's is used. `start` (address, n, operands) begins to
-    copy the n-th one's. The device function `start_r` (n, operands) does so at `r_address` (n, operands).
-    """
-    start, wait_all = jit_device(start), make_wait_copies(0)
-
-    @jit_device
-    def r_address(n, operands):
-        return operands.r_address if buffers == 1 else i32(operands.r_address + (n & 1) * (8 * operands.r_count))
-
-    @jit_device
-    def start_r(n, operands):
-        start(r_address(n, operands), n, operands)
-
-    def begin(n, operands):
-        if buffers == 1 and n > 0:
-            cuda.syncthreads()
-            start_r(n, operands)
-            commit_copies()
-            wait_all()
-
-    def fetch(n, k, operands):
-        if buffers == 2 and k == 0 and n + 1 < operands.count:
-            start_r(n + 1, operands)
-
-    return begin, fetch, start_r, r_address
 
 
 # copies of a block of threads

@@ -236,11 +236,6 @@ class Selected(NamedTuple):
     size: int
 
 
-def select_variant():
-    """The one variant."""
-    return Variant(select_quartets, ())
-
-
 def selects(context, shells):
     """Whether shared memory has room for |D| of all shells c and d, given as in `launch_select`."""
     return shared_bytes(shells) <= min(SELECT.shared, context.block_shared)
@@ -272,7 +267,7 @@ def launch_select(context, candidates, starts, row, places, shells, rule, out):
     out : Selected
     """
     context.launch(
-        select_variant(), starts.shape[0] - 1, SELECT.threads, shared_bytes(shells),
+        Variant(select_quartets, ()), starts.shape[0] - 1, SELECT.threads, shared_bytes(shells),
         candidates, (starts, row, *places, *shells), rule,
         (out.entries, *out.items, out.counts, out.survivors, out.size),
     )  # fmt: skip

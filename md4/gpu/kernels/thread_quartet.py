@@ -11,7 +11,7 @@ from itertools import chain
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F32, F64, I64, cuda, i32, i64, jit_device, types
+from md4.gpu.device_code import F64, I64, cuda, i32, i64, jit_device, types
 from md4.gpu.emit.instructions import shared_address
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.stores import make_write_out
@@ -23,7 +23,6 @@ from md4.gpu.kernels.primitive_quartets import (
     Charge,
     OperatorArguments,
     charge,
-    make_single_zeros_upto,
     make_zeros_upto,
     operator_arguments,
     separate,
@@ -86,7 +85,7 @@ class Slots(NamedTuple):
     Attributes
     ----------
     pairs, h : float64 array
-        [p, P_z, P_y, P_x][slot], and [element of H][slot] in the form `KET_ELEMENTS`.
+        [p, P_z, P_y, P_x][slot], and [element of H][slot] in the form `KET_ELEMENTS`, or `KET_SINGLES` in FP32.
     first : int64 array
         Slot of each pair's first primitive.
     count : int64
@@ -95,23 +94,6 @@ class Slots(NamedTuple):
 
     pairs: F64
     h: F64
-    first: I64
-    count: i64
-
-
-class SingleSlots(NamedTuple):
-    """`Slots` with H in FP32.
-
-    Attributes
-    ----------
-    pairs, first, count
-        As in `Slots`.
-    h : float32 array
-        In the form `KET_SINGLES`.
-    """
-
-    pairs: F64
-    h: F32
     first: I64
     count: i64
 
@@ -137,7 +119,7 @@ def make_integrals(bra_class, ket_class, turned, kind, single=False):
     threads, precision = block_threads(count, single), precision_of(single)
     real, nbytes, staged = precision.numba, precision.bytes, single_h_size(bra_class)
     quartet = make_thread_quartet(bra_class, ket_class, turned, precision)
-    zeros_upto = (make_single_zeros_upto if single else make_zeros_upto)(kind, l)
+    zeros_upto = make_zeros_upto(kind, l, single)
     charge_at, charge_in, separation = jit_device(charge), jit_device(in_slot), jit_device(separate)
     primitives = jit_device(primitives_of)
 
@@ -308,7 +290,7 @@ def blocks_of(bra, ket, matrix):
 
 def thread_quartet_variant(bra, ket, kind, turned, matrix):
     """Variant for a class; `turned` if bra and ket have been exchanged, and for blocks as in the factory."""
-    shells, singles = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket)), (bra.h_class[-1], ket.h_class[-1])
+    shells, singles = ((p.la, p.nctr_a, p.lb, p.nctr_b) for p in (bra, ket)), (bra.structure[-1], ket.structure[-1])
     facts = *chain.from_iterable(shells), bra.pure, turned, kind
     if matrix or any(singles):
         facts = *facts, singles, matrix, blocks_of(bra, ket, matrix)
@@ -316,7 +298,7 @@ def thread_quartet_variant(bra, ket, kind, turned, matrix):
 
 
 def quartet_launcher(context, kind, parameter, bra, ket, turned, matrix):
-    """The function by which `launch_thread_quartet` launches for two `ListFacts`."""
+    """The function that makes (ab|cd) for two `ListFacts`, into blocks that are `turned` or a part of a `matrix`."""
     count = bra.nab * ket.nab
     threads = block_threads(count)
     size, room = form_size(bra, BRA_ELEMENTS), limits_of(context.unit).shared - 8 * threads * count
@@ -334,9 +316,3 @@ def quartet_launcher(context, kind, parameter, bra, ket, turned, matrix):
         )  # fmt: skip
 
     return launch
-
-
-def launch_thread_quartet(context, operator, h, g, ab, cd, block):
-    """(ab|cd) of two slices into `block`."""
-    facts = ab.facts, cd.facts, block.turned, block.matrix
-    context.fixed(quartet_launcher, operator.kind, operator.parameter, *facts)(context, h, g, ab, cd, block)

@@ -28,8 +28,10 @@ from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I64, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.instructions import (
     address_of,
+    commit_copies,
     make_copies,
     make_empty,
+    make_wait_copies,
     shared_address,
 )
 from md4.gpu.emit.stores import make_store_columns, make_store_panels, make_store_rows
@@ -51,10 +53,10 @@ from md4.gpu.kernels.groups import (
     primitives_of,
     result,
 )
-from md4.gpu.kernels.ring import Course, make_copy_panel, make_copy_range, make_r_in_turn, make_ring
+from md4.gpu.kernels.ring import Course, make_copy_panel, make_copy_range, make_ring
 from md4.gpu.r_layout import r_stride_of
 from md4.gpu.staircases import depths, full_depths, full_reach, reach, row_table
-from md4.gpu.tiles import MOST_COLUMNS, blocks_of_8, choose_tile, turned_ket_tile, turned_tile
+from md4.gpu.tiles import MOST_COLUMNS, blocks_of_8, choose_tile, turned_is_better
 from md4.gpu.tuning import SHARED_BYTES
 
 
@@ -153,15 +155,35 @@ def clear_end(numbers):
 
 
 def bra_ring(rows8, nt, warps, stages, unit, turned, r_buffers):
-    """(device function: the ring of step 4, device function that starts to copy r, bytes of the ring)."""
+    """(device function: the ring of step 4, device function that starts to copy r, bytes of the ring).
+
+    There are 1 or 2 buffers for r of a bra primitive. With two of them that of the next one comes while this one's is
+    used.
+    """
     threads, words_offset = 32 * warps, rows8 * 512
     stage_bytes = words_offset + nt * warps * 128
     copy_panel, copy_words = make_copy_panel(rows8, threads), make_copy_panel(nt * warps // 4, threads)
-    copy_r, gather = make_copy_range(threads), make_gather(nt)
+    copy_r, gather, wait_all = make_copy_range(threads), make_gather(nt), make_wait_copies(0)
     step = make_product_step(rows8, nt, unit == "dmma16", turned)
 
-    def copy_next_r(address, n, side):
-        copy_r(address, side.r, side.r_first + n * side.r_step, side.r_count, side.tid)
+    @jit_device
+    def r_address(n, side):
+        return side.r_address if r_buffers == 1 else i32(side.r_address + (n & 1) * (8 * side.r_count))
+
+    @jit_device
+    def start_r(n, side):
+        copy_r(r_address(n, side), side.r, side.r_first + n * side.r_step, side.r_count, side.tid)
+
+    def begin(n, side):
+        if r_buffers == 1 and n > 0:
+            cuda.syncthreads()
+            start_r(n, side)
+            commit_copies()
+            wait_all()
+
+    def fetch(n, k, side):
+        if r_buffers == 2 and k == 0 and n + 1 < side.count:
+            start_r(n + 1, side)
 
     def fill(address, h, other, k, side):
         copy_panel(address, side.h, h, side.tid)
@@ -171,7 +193,6 @@ def bra_ring(rows8, nt, warps, stages, unit, turned, r_buffers):
         b = gather(r_address(n, side), i32(side.own_words + offset), side.state)
         return step(tile, i32(side.own_h + offset), b, count)
 
-    begin, fetch, start_r, r_address = make_r_in_turn(r_buffers, copy_next_r)
     return make_ring(stages, stage_bytes, fill, multiply, begin, fetch), start_r, stages * stage_bytes
 
 
@@ -320,9 +341,7 @@ def abq_size(bra, ket):
 
 def bra_tile(unit, bra):
     """The tile of step 4."""
-    steps = blocks_of_8(bra.nherm)
-    turned = turned_tile(bra.nab, steps, unit) if unit != "fma" else None
-    return turned or choose_tile(bra.nab, steps, unit)
+    return choose_tile(bra.nab, blocks_of_8(bra.nherm), unit, unit != "fma" and turned_is_better(bra.nab))
 
 
 def bra_form(unit, bra):
@@ -345,8 +364,7 @@ def ket_form(turned):
 
 def ket_tile(unit, ket, form):
     """The tile of step 5."""
-    steps = blocks_of_8(ket.nherm)
-    return turned_ket_tile(ket.nab, steps, unit) if form == KET_TURNED else choose_tile(ket.nab, steps, unit)
+    return choose_tile(ket.nab, blocks_of_8(ket.nherm), unit, form == KET_TURNED)
 
 
 def row_blocks_of(tile, nrow):
@@ -387,7 +405,7 @@ def bra_launcher(context, bra, ket):
 
 
 def ket_launcher(context, bra, ket, form):
-    """The function by which `launch_ket_transform` launches for two `ListFacts` and the form of the ket's H."""
+    """The function by which step 5 is launched for two `ListFacts` and the form of the ket's H."""
     tile, nab, ncd, nq8 = ket_tile(context.unit, ket, form), bra.nab, ket.nab, blocks_of_8(ket.nherm)
     row_blocks, rows8 = row_blocks_of(tile, ncd), form_rows(ncd, form)
     variant, columns, threads = Variant(ket_transform, (*tile,)), tile.columns, tile.threads
@@ -404,8 +422,3 @@ def ket_launcher(context, bra, ket, form):
         )  # fmt: skip
 
     return launch
-
-
-def launch_ket_transform(context, abq, h, form, ab, cd, block):
-    """(ab|cd) of a chunk into `block`; `h` of the whole ket list in its form."""
-    context.fixed(ket_launcher, ab.facts, cd.facts, form)(context, abq, h, ab, cd, block)

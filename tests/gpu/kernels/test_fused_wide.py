@@ -7,7 +7,7 @@ from gpu.kernels.fused_blocks import Way, check_limits, check_matrix, check_part
 from gpu.kernels.test_plain_python import assert_same, basis_of
 
 import md4
-from md4.gpu.kernels import fused_wide
+from md4.gpu.kernels import fused, fused_wide
 
 WAY = Way("fused_wide", "fused_wide")
 
@@ -67,7 +67,7 @@ def test_successive_quartets(shares, shared_by, monkeypatch):
     Some ket pairs have no primitives, such as the first and the last of a team.
     """
     shared_by(shares)
-    monkeypatch.setattr(fused_wide, "FEWEST_BLOCKS", 1)
+    monkeypatch.setattr(fused, "FEWEST_BLOCKS", 1)
     near, rng, teams = basis_of((3, 2, 1, 0)), np.random.default_rng(3), 4 // shares
     others = (md4.Shell(0, [exponent], [[1.0]], np.full(3, at)) for exponent, at in ((0.5, 60.0), (0.8, 0.3)))
     basis = md4.Basis([*near.shells, *others])
@@ -77,7 +77,7 @@ def test_successive_quartets(shares, shared_by, monkeypatch):
     with running() as machine:
         engine = md4.Engine(basis, backend="cuda")
         ab, cd = engine.prepare(bra), engine.prepare(ket)
-        assert fused_wide.wide_parts(len(bra), len(ket), teams) == 1
+        assert fused.parts_of(len(bra), len(ket), teams, teams * fused_wide.FEWEST_KETS) == 1
         block = engine.backend.scratch(right.shape)
         WAY.make(engine, ab, cd, block)
         found = host_array(block.array, "float64").reshape(right.shape)
@@ -92,7 +92,7 @@ def test_successive_quartets(shares, shared_by, monkeypatch):
 def test_limits(shares, by_ket, parts, shared_by, monkeypatch):
     """What counts is right, nothing else is written, and nothing depends on memory that nobody wrote."""
     shared_by(shares)
-    monkeypatch.setattr(fused_wide, "FEWEST_BLOCKS", 4 * parts)
+    monkeypatch.setattr(fused, "FEWEST_BLOCKS", 4 * parts)
     assert np.isnan(check_limits(WAY, (2, 2, 1, 0), by_ket)).all()
 
 

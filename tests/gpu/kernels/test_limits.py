@@ -51,7 +51,7 @@ def limited(rng, nbra, nket):
 @pytest.mark.parametrize("kernel", R_KERNELS)
 def test_r(kernel, swapped, monkeypatch):
     """Where a quartet counts r is as without limits; much of the rest is not written."""
-    for name, l in zip(("REGISTERS_L", "AXIS_L"), R_KERNELS[kernel]):
+    for name, l in R_KERNELS[kernel].items():
         monkeypatch.setattr(recurrence, name, l)
     basis, counts = basis_of((1, 0, 1, 0)), np.repeat([6, 2, 4, 0], 20).astype(np.int32)
     live = np.arange(1, 7) < counts[1:80, None]

@@ -255,8 +255,11 @@ def plain_r(bra, ket, l):
     return right
 
 
-# The kernel that makes r, and the largest L of those before it.
-R_KERNELS = {"r_in_registers": (18, 18), "r_by_axis": (-1, 18), "r_by_group": (-1, -1)}
+# The kernels that make r, and numbers of `recurrence` with which each takes any L.
+R_KERNELS = {
+    "r_in_registers": {"REGISTERS_L": 18}, "r_by_axis": {"REGISTERS_L": -1},
+    "r_by_group": {"REGISTERS_L": -1, "AXIS_L": -1},
+}  # fmt: skip
 
 
 @pytest.mark.races
@@ -264,7 +267,7 @@ R_KERNELS = {"r_in_registers": (18, 18), "r_by_axis": (-1, 18), "r_by_group": (-
 @pytest.mark.parametrize("ls", [(0, 0, 0, 0), (2, 1, 1, 1)], ids=str)
 def test_r(kernel, ls, monkeypatch):
     """Each of the kernels for any L."""
-    for name, l in zip(("REGISTERS_L", "AXIS_L"), R_KERNELS[kernel]):
+    for name, l in R_KERNELS[kernel].items():
         monkeypatch.setattr(recurrence, name, l)
     basis, l = basis_of(ls, nprim=2), sum(ls)
     right = plain_r(shell_pairs(basis, [[0, 1]]).primitives, shell_pairs(basis, [[2, 3]]).primitives, l)

@@ -17,7 +17,7 @@ from md4.gpu.buffers import Buffer, copy_to_device
 from md4.gpu.emit.single_zeros import make_single_zeros
 from md4.gpu.h_layout import BRA_ELEMENTS, KET_ELEMENTS, KET_SINGLES
 from md4.gpu.kernels.digest_in_place import item_entries, launch_in_place
-from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE_DISTANCE, extent, fits_single, single_arguments
+from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE_DISTANCE, extent, fits_single, operator_arguments
 from md4.gpu.kernels.select_quartets import Selected
 from md4.gpu.tuning import SELECT
 from md4.method.boys import SINGLE_FAR, SINGLE_FAR_SLOPE, SINGLE_STEP, boys_table, make_scaled_boys, single_boys_table
@@ -53,7 +53,7 @@ def machine():
 def both_zeros(machine, l, p, q, separation, omega):
     """[0]^(m), m = 0..l, in single and in double precision; 1/r if `omega` is 0, else erf."""
     kind = "erf" if omega else "coulomb"
-    of_operator, _ = single_arguments(SimpleNamespace(table=lambda *_: None), kind, omega, l)
+    of_operator, _ = operator_arguments(SimpleNamespace(table=lambda *_: None), kind, omega, True, l)
     arguments = (p, q, *separation, of_operator, machine.tables[l])
     single = np.array(called(make_single_zeros(l, kind == "erf"), machine, arguments))
     right, r2 = np.zeros(l + 1), float(separation @ separation)
@@ -280,7 +280,7 @@ def test_general_contractions_in_a_build(ratio, limit, monkeypatch):
     launched = set()
 
     def launch(*args):
-        launched.add((args[4].facts.h_class, args[5].facts.h_class, args[-1]))
+        launched.add((args[4].facts.structure, args[5].facts.structure, args[-1]))
         launch_in_place(*args)
 
     for module in (quartet_lists, digest):
