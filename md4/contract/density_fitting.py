@@ -26,12 +26,11 @@ from md4.contract.fitting_stores import STORES, Columns, Table, block_rows, chos
 from md4.contract.metric import LeftOut, Metric
 from md4.contract.table_build import TableBuild, row_bytes
 from md4.contract.three_centre import ThreeCentre
-from md4.errors import MemoryLimitError
 from md4.support.arguments import checked_choice
 from md4.support.display import size_text
 from md4.support.locks import Lock, locked
 from md4.support.log import log
-from md4.support.memory import host_array
+from md4.support.memory import check_fits, host_array
 
 # Pairs of AOs whose Schwarz bound with every auxiliary function is below this (Hartree) are left out.
 CUTOFF = 1e-13
@@ -179,12 +178,9 @@ class DensityFitting:
 
     def _check_metric_memory(self):
         """The metric, its factor, and what a factorisation needs."""
-        need, left = 24 * self.three.naux**2, self.algebra.memory_left()
-        if need > left:
-            raise MemoryLimitError(
-                f"the metric of {self.three.naux} auxiliary functions and its factors take {size_text(need)}, but "
-                f"{size_text(left)} may be used; raise max_memory."
-            )
+        naux = self.three.naux
+        what = f"the metric of {naux} auxiliary functions and its factors take"
+        check_fits(24 * naux**2, self.algebra.memory_left(), what)
 
     def _sorted_metric(self):
         """(P|Q) in the order of the auxiliary basis."""
@@ -311,12 +307,8 @@ class DensityFitting:
         """MemoryLimitError if there is no memory for densities, J and K."""
         width = table_width(self.three.ncol)
         need = 8 * count * (3 * with_j * width + (2 + with_j + 3 * with_k) * self.nao**2)
-        left = self.algebra.memory_left()
-        if need > left:
-            raise MemoryLimitError(
-                f"{count} density matrices of {self.nao} AOs, their J and K take {size_text(need)}, but "
-                f"{size_text(left)} may be used; raise max_memory or give fewer at once."
-            )
+        what = f"{count} density matrices of {self.nao} AOs, their J and K take"
+        check_fits(need, self.algebra.memory_left(), what, "raise max_memory or give fewer at once")
 
     # rows of B
 

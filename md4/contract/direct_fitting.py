@@ -13,8 +13,7 @@ import numpy as np
 
 from md4.contract.exchange_factors import add_exchange, half_transformed
 from md4.contract.fitting_stores import WORK_SHARE, block_rows
-from md4.errors import MemoryLimitError
-from md4.support.display import size_text
+from md4.support.memory import check_fits
 
 
 class DirectBuild:
@@ -66,11 +65,8 @@ class DirectBuild:
         left = self.algebra.memory_left() - self.columns.least_bytes
         budget = int(WORK_SHARE * left) // column
         least = 2 if any(not f.symmetric for f in exchange) else 1
-        if exchange and budget < least:
-            raise MemoryLimitError(
-                f"K with store='direct' needs {size_text(least * column / WORK_SHARE)} for one orbital at least, but "
-                f"{size_text(max(0, left))} may be used; raise max_memory."
-            )
+        if exchange:
+            check_fits(least * column / WORK_SHARE, left, "with store='direct', K of one orbital needs at least")
         groups, room = [], 0
         for number, f in enumerate(exchange):
             sides, first = len(f.sides), 0

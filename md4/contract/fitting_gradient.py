@@ -32,10 +32,9 @@ from md4.contract.fitting_orbitals import transform
 from md4.contract.fitting_stores import block_rows
 from md4.contract.gradient import energy_terms
 from md4.contract.three_centre import aos_of
-from md4.errors import MemoryLimitError
 from md4.method.operators import check_order
-from md4.support.display import size_text
 from md4.support.locks import locked
+from md4.support.memory import check_fits
 
 # Of the memory that is left: what Gamma3 of a block of auxiliary shells may take.
 BLOCK_SHARE = 0.3
@@ -159,11 +158,7 @@ class FittingGradient:
         most, blocks, own = max(1, int(BLOCK_SHARE * left) // row), [], range(0)
         widest = int(sizes[len(three.basis.parts[0]) : three.basis.unit].max())
         need = widest * row + 8 * (4 * self.fitting.nao**2 + three.ncol)  # as `add_exchange` at most for a function
-        if need > left:
-            raise MemoryLimitError(
-                f"the gradient of density fitting needs {size_text(need)} for one auxiliary shell, but "
-                f"{size_text(left)} may be used; raise max_memory."
-            )
+        check_fits(need, left, "the gradient of density fitting with one auxiliary shell at a time needs")
         for this in range(parts):
             before, used = len(blocks), most
             for n, shells in enumerate(three.single):
@@ -211,13 +206,11 @@ class FittingGradient:
 
     def numbers_of_pairs(self, counts, copies=2):
         """n (n + 1) / 2 of each number of orbitals; MemoryLimitError if that times naux does not fit so many times."""
-        naux, left, tri = self.three.naux, self.algebra.memory_left(), [n * (n + 1) // 2 for n in counts]
-        need = 8 * copies * naux * (len(tri) + sum(tri))
-        if need > left:
-            raise MemoryLimitError(
-                f"the gradient of density fitting needs {size_text(need)} for {naux} auxiliary functions and all pairs "
-                f"of occupied orbitals, but {size_text(left)} may be used; raise max_memory."
-            )
+        naux, tri = self.three.naux, [n * (n + 1) // 2 for n in counts]
+        check_fits(
+            8 * copies * naux * (len(tri) + sum(tri)), self.algebra.memory_left(), "the gradient of density fitting "
+            f"with {naux} auxiliary functions and all pairs of occupied orbitals needs",
+        )  # fmt: skip
         return tri
 
     def left_out(self):

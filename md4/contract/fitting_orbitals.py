@@ -19,9 +19,7 @@ import numpy as np
 from md4.contract.direct_fitting import DirectBuild
 from md4.contract.exchange_factors import half_of_rows, takes_rows
 from md4.contract.fitting_stores import WORK_SHARE, block_rows
-from md4.errors import MemoryLimitError
-from md4.support.display import size_text
-from md4.support.memory import host_array
+from md4.support.memory import check_fits, host_array
 
 # For messages.
 ROWS = "rows of fitted integrals over orbitals"
@@ -140,11 +138,7 @@ def groups(columns, sides):
     found, room = [], 0
     for side in sides:
         first, count, size = 0, side.first.shape[1], column_bytes(columns, side.second.shape[1])
-        if size > WORK_SHARE * left:
-            raise MemoryLimitError(
-                f"integrals over orbitals with store='direct' need {size_text(size / WORK_SHARE)} for one orbital at "
-                f"least, but {size_text(max(0, left))} may be used; raise max_memory."
-            )
+        check_fits(size / WORK_SHARE, left, "with store='direct', integrals over one orbital need at least")
         while first < count:
             if room < size:
                 found.append([])
@@ -210,11 +204,11 @@ class Pieces:
             last = piece.last
             while (need := 2 * self.bytes_of(self.piece(piece.number, first, last)) + other) > left:
                 if last == first + 1:
-                    raise MemoryLimitError(
-                        f"fitted integrals of two orbitals with {self.pairs[piece.number][1].shape[1]} others and "
-                        f"{self.fit.size} auxiliary functions take {size_text(need)} with the least workspace, but "
-                        f"{size_text(left)} may be used; raise max_memory."
-                    )
+                    others = self.pairs[piece.number][1].shape[1]
+                    check_fits(
+                        need, left, f"fitted integrals of two orbitals with {others} others and {self.fit.size} "
+                        "auxiliary functions and the least workspace take",
+                    )  # fmt: skip
                 last = first + (last - first + 1) // 2
             parts.append(self.piece(piece.number, first, last))
             first = last

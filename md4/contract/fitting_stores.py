@@ -13,6 +13,7 @@ from md4.contract.three_centre import HERMITE_SHARE
 from md4.contract.workspace import least_block
 from md4.errors import MemoryLimitError
 from md4.support.display import size_text
+from md4.support.memory import check_fits
 
 STORES = ("auto", "device", "host", "direct")
 # Of the memory that is left: what a table leaves to the products, and what these take at most at once.
@@ -24,11 +25,7 @@ ALIGNED = 16
 def block_rows(algebra, row_bytes, most=None):
     """How many rows of the tensor to work on at once, of so many bytes each; MemoryLimitError if not even one fits."""
     left = algebra.memory_left()
-    if row_bytes > left:
-        raise MemoryLimitError(
-            f"density fitting needs {size_text(row_bytes)} for each auxiliary function at least, but {size_text(left)} "
-            "may be used; raise max_memory."
-        )
+    check_fits(row_bytes, left, "density fitting with one auxiliary function at a time needs")
     return max(1, int(min(algebra.block_bytes if most is None else most, WORK_SHARE * left) // row_bytes))
 
 
@@ -70,12 +67,10 @@ class Columns:
         """
         self.three.store.fit(HERMITE_SHARE)  # tables and products may have taken memory since it was made
         cuts, naux = [cut for ends in ranges or [()] for cut in self.cuts(*ends)], self.three.naux
-        if self.least_bytes > self.algebra.memory_left():
-            raise MemoryLimitError(
-                f"the three-centre integrals of one pair of shells with {naux} auxiliary functions take "
-                f"{size_text(self.least_bytes)} with the least workspace, but "
-                f"{size_text(self.algebra.memory_left())} may be used; raise max_memory."
-            )
+        check_fits(
+            self.least_bytes, self.algebra.memory_left(),
+            f"the integrals of one pair of shells with {naux} auxiliary functions and the least workspace take",
+        )  # fmt: skip
         longest = max((last - first for first, last in cuts), default=0)
         made, sorted_ = self.algebra.empty((naux * longest,)), self.algebra.empty((naux * longest,))
         for first, last in cuts:

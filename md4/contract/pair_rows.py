@@ -15,11 +15,10 @@ from md4.contract.fitting_stores import table_width
 from md4.contract.screening import schwarz_bounds
 from md4.contract.three_centre import BELOW_COULOMB, HERMITE_SHARE, aos_of, fill_blocks, slices_of
 from md4.contract.workspace import HermiteStore, least_block
-from md4.errors import MemoryLimitError
 from md4.method.operators import check_order
 from md4.plan import ListPair
 from md4.shells.shell_pairs import pairs_by_kind
-from md4.support.display import size_text
+from md4.support.memory import check_fits
 
 # Hartree. Shell pairs are left out whose Schwarz bound with every other one is below this.
 CUTOFF = 1e-14
@@ -99,11 +98,9 @@ class PairRows:
         check_order(4 * basis.lmax)
         self.engine, self.basis, self.nao = engine.with_basis(basis), basis, basis.nao
         self.workspace = least_block(self.engine, (0, basis.nshell))
-        if self.workspace > engine.backend.memory_left():
-            raise MemoryLimitError(
-                f"one block of integrals with its workspace takes {size_text(self.workspace)}, but "
-                f"{size_text(engine.backend.memory_left())} may be used; raise max_memory."
-            )
+        check_fits(
+            self.workspace, engine.backend.memory_left(), "one block of integrals with its workspace takes"
+        )
         self.lists = self._screened(pairs_by_kind(basis, engine.backend.sums.mixed_shells))
         counts = np.diff(basis.ao_loc)
         sizes = [int(counts[pairs[0]].prod()) for pairs in self.lists]

@@ -15,14 +15,14 @@ from md4.contract.screening import schwarz_bounds
 from md4.contract.tensor import Request, shell_numbers
 from md4.contract.workspace import HermiteStore, least_block
 from md4.engine import Engine, check_basis
-from md4.errors import ArgumentError, MemoryLimitError
+from md4.errors import ArgumentError
 from md4.method.operators import check_order
 from md4.method.scatter import THREE_CENTRE, TWO_CENTRE
 from md4.plan import ListPair
 from md4.shells.basis import Basis
 from md4.shells.shell_pairs import unique_pairs_by_class
 from md4.support.arguments import checked_choice, checked_real
-from md4.support.display import size_text
+from md4.support.memory import check_fits
 
 # Kernels are compiled ahead for all columns, and for one part of so many: short lists may take others.
 SHARE_OF_COLUMNS = 16
@@ -178,12 +178,7 @@ class ThreeCentre:
         with engine.lock:
             orbital, auxiliary, unit = self.ranges
             need = max(least_block(engine, orbital), least_block(engine, *[auxiliary, unit] * 2))
-            room = engine.backend.memory_left()
-            if need > room:
-                raise MemoryLimitError(
-                    f"the Schwarz bound of one pair of shells takes {size_text(need)}, but {size_text(room)} may be "
-                    "used; raise max_memory."
-                )
+            check_fits(need, engine.backend.memory_left(), "the Schwarz bound of one pair of shells takes")
             engine.backend.compile_ahead(
                 "tensor", self.basis, lambda dry: schwarz_bounds(engine.with_backend(dry), lists), part="bounds"
             )
@@ -277,12 +272,11 @@ class ThreeCentre:
             return backend.result(shape, out)
         orbital, *single = self.ranges
         workspace = least_block(self.engine, orbital, orbital, *single)
-        need, room = 8 * shape[0] * shape[1] + workspace, backend.memory_left()
-        if need > room:
-            raise MemoryLimitError(
-                f"{shape[0]} x {shape[1]} integrals over three centres and the least workspace take "
-                f"{size_text(need)}, but {size_text(room)} may be used; ask for fewer columns or raise max_memory."
-            )
+        check_fits(
+            8 * shape[0] * shape[1] + workspace, backend.memory_left(),
+            f"{shape[0]} x {shape[1]} integrals over three centres and the least workspace take",
+            "ask for fewer columns or raise max_memory",
+        )  # fmt: skip
         return backend.result(shape)
 
 

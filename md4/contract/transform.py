@@ -16,8 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from md4.contract.fitting_stores import WORK_SHARE, table_width
-from md4.errors import MemoryLimitError
 from md4.support.display import size_text
+from md4.support.memory import check_fits
 from md4.support.progress import Progress
 
 # Matrices over AOs, and blocks over two virtual orbitals, that are needed at once for a pair i, j.
@@ -117,12 +117,8 @@ class OneIndexOfEachSide:
         """Rows of a piece; MemoryLimitError if there is no room for X and the longest piece that cannot be cut."""
         algebra, rows, few = self.algebra, self.rows, 0 if self.same_side is None else len(self.same_side)
         size, left = Sizes.of(self.team, self.count, self.virtual, few), self.team.memory_left()
-        if size.kept + size.least > left:
-            raise MemoryLimitError(
-                f"integrals over {self.count} orbitals of {self.nao} AOs take {size_text(size.kept)} and with the "
-                f"least workspace {size_text(size.kept + size.least)}, but {size_text(left)} may be used; raise "
-                "max_memory or freeze orbitals."
-            )
+        what = f"integrals over {self.count} orbitals of {self.nao} AOs take {size_text(size.kept)} and with the least"
+        check_fits(size.kept + size.least, left, f"{what} workspace", "raise max_memory or freeze orbitals")
         room = WORK_SHARE * (left - size.kept - rows.workspace - 16 * self.nao**2)
         self.matrices_at_once = max(1, int(min(algebra.block_bytes, room / 2) // size.matrix))
         if algebra.takes_rows(self.nao, self.count):  # and needs no matrices
