@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from md4.contract.fitting_stores import WORK_SHARE, table_width
+from md4.contract.fitting_stores import WORK_SHARE, table_width, zeros
 from md4.support.display import size_text
 from md4.support.memory import check_fits
 from md4.support.progress import Progress
@@ -128,8 +128,7 @@ class DirectContraction:
         kept = min(reach, len(array))
         if kept == reach == len(array):
             return array
-        made = self.algebra.empty((reach, reach, array.shape[2]))
-        made[...] = 0.0
+        made = zeros(self.algebra, (reach, reach, array.shape[2]))
         made[:kept, :kept] = array[:kept, :kept]
         return made
 

@@ -18,11 +18,11 @@ from functools import cached_property
 
 import numpy as np
 
-from md4.contract.densities import checked_densities, not_finite
+from md4.contract.densities import by_parts, checked_densities, not_finite
 from md4.contract.direct_fitting import DirectBuild
 from md4.contract.exchange_factors import complete_exchange, factors
 from md4.contract.fitting_orbitals import ROWS, least_bytes, rows_into, transform
-from md4.contract.fitting_stores import STORES, Columns, Table, block_rows, chosen_store, table_width
+from md4.contract.fitting_stores import STORES, Columns, Table, block_rows, chosen_store, table_width, zeros
 from md4.contract.metric import LeftOut, Metric
 from md4.contract.table_build import TableBuild, row_bytes
 from md4.contract.three_centre import ThreeCentre
@@ -236,12 +236,9 @@ class DensityFitting:
         """
         with self.engine.lock, self.algebra.working():
             dm, shape = checked_densities(dm, hermi, self.nao, finite=False)  # `_largest` looks
-            if not np.iscomplexobj(dm):
-                vj, vk = self._real(dm, with_j, with_k, orbitals)
-            else:
-                parts = self._real(np.concatenate([dm.real, dm.imag]), with_j, with_k, None)
-                vj, vk = (None if v is None else v[: len(dm)] + 1j * v[len(dm) :] for v in parts)
-        return tuple(None if v is None else v.reshape(shape) for v in (vj, vk))
+            orbitals = None if np.iscomplexobj(dm) else orbitals
+            found = by_parts(dm, lambda part: self._real(part, with_j, with_k, orbitals))
+        return tuple(None if v is None else v.reshape(shape) for v in found)
 
     def _real(self, dm, with_j, with_k, orbitals):
         """J and K of real matrices, shape (n, nao, nao), on the host."""
@@ -282,11 +279,12 @@ class DensityFitting:
     def _request(self, densities, with_j, with_k):
         """A `Request` for densities, shape (n, nao, nao), on the device, as yet without the factors for K."""
         n, nao, ncol = len(densities), self.nao, self.three.ncol
-        coulomb, symmetric = self._zeros((n if with_j else 0, table_width(ncol))), None
+        coulomb, symmetric = zeros(self.algebra, (n if with_j else 0, table_width(ncol))), None
         for row, density in zip(coulomb, densities):
             symmetric = 0.5 * (density + density.T)
             row[:ncol] = symmetric.reshape(-1)[self.columns_of] * self.weights
-        return Request(coulomb, symmetric, [], self._zeros(coulomb.shape), self._zeros((n if with_k else 0, nao, nao)))
+        j, k = (zeros(self.algebra, shape) for shape in (coulomb.shape, (n if with_k else 0, nao, nao)))
+        return Request(coulomb, symmetric, [], j, k)
 
     def _complete(self, request):
         """Completes K that are symmetric."""
@@ -297,11 +295,6 @@ class DensityFitting:
     def _fetch_j(self, request):
         """A function that fetches J as matrices."""
         return self.algebra.later(request.j[:, self.places])
-
-    def _zeros(self, shape):
-        made = self.algebra.empty(shape)
-        made[...] = 0.0
-        return made
 
     def _check_densities(self, count, with_j, with_k):
         """MemoryLimitError if there is no memory for densities, J and K."""

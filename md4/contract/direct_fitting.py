@@ -12,7 +12,7 @@ has parts that fit into memory. Several workers divide the columns for J, and or
 import numpy as np
 
 from md4.contract.exchange_factors import add_exchange, half_transformed
-from md4.contract.fitting_stores import WORK_SHARE, block_rows
+from md4.contract.fitting_stores import WORK_SHARE, block_rows, zeros
 from md4.support.memory import check_fits
 
 
@@ -87,9 +87,7 @@ class DirectBuild:
         """
         nao, naux, request = self.three.nao, self.three.naux, self.request
         sides = [side for _, f in group for side in f.sides]
-        halves = [self.algebra.empty((naux, side.shape[1], nao)) for side in sides]
-        for half in halves:
-            half[...] = 0.0
+        halves = [zeros(self.algebra, (naux, side.shape[1], nao)) for side in sides]
         first, last = self.own
         ranges = [(0, first), self.own, (last, self.three.ncol)] if group else [self.own]
         for start, stop, chunk in self.columns.chunks(*ranges):

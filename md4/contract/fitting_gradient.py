@@ -29,7 +29,7 @@ import numpy as np
 from md4.contract.exchange_factors import factors
 from md4.contract.fitting_lists import forces_of, rehearse
 from md4.contract.fitting_orbitals import transform
-from md4.contract.fitting_stores import block_rows
+from md4.contract.fitting_stores import block_rows, zeros
 from md4.contract.gradient import energy_terms
 from md4.contract.three_centre import aos_of
 from md4.method.operators import check_order
@@ -182,8 +182,7 @@ class FittingGradient:
         found, size, naux = self.factors(terms, densities, orbitals), self.size, self.three.naux
         tri = self.numbers_of_pairs([0 if f is None else f.rank for f in found])
         others = self.left_out() if response and size < naux else None
-        rho, of_pairs = algebra.empty((naux, len(tri))), [algebra.empty((naux, count)) for count in tri]
-        rho[...] = 0.0
+        rho, of_pairs = zeros(algebra, (naux, len(tri))), [algebra.empty((naux, count)) for count in tri]
         for first, last, columns in [(0, size, None), *([] if others is None else [(size, naux, others)])]:
             if any(terms.coulomb):
                 rho[first:last] = self.coulomb_sums(densities, columns)
@@ -233,8 +232,7 @@ class FittingGradient:
                 algebra.product(rows[:, :ncol], of_columns.T, rho[first : first + len(rows)])
             return rho
         columns = columns or fitting.columns
-        rho = algebra.empty((self.three.naux, len(densities)))
-        rho[...] = 0.0
+        rho = zeros(algebra, (self.three.naux, len(densities)))
         for first, last, chunk in columns.chunks(*ranges):
             algebra.product(chunk, of_columns[:, first:last].T, rho, add=True)
         return columns.metric.apply(rho)
@@ -260,8 +258,7 @@ class FittingGradient:
         `rho` and `of_pairs` have rows of B, and after them those of the `LeftOut` eigenvectors `others`.
         """
         algebra, size = self.algebra, self.size
-        between = algebra.empty((size, others.size))
-        between[...] = 0.0
+        between = zeros(algebra, (size, others.size))
         for n, (coulomb, exchange) in enumerate(zip(terms.coulomb.tolist(), terms.exchange.tolist())):
             between += coulomb * rho[:size, n, None] * rho[size:, n]
             if found[n] is not None:
@@ -278,8 +275,7 @@ class FittingGradient:
     def gamma_of_three(self, fitted, functions):
         """f_ab Gamma3 of some auxiliary functions, shape (n, ncol)."""
         three, algebra, columns = self.three, self.algebra, self.fitting.columns_of
-        functions, gamma = algebra.send(functions), algebra.empty((len(functions), three.ncol))
-        gamma[...] = 0.0
+        functions, gamma = algebra.send(functions), zeros(algebra, (len(functions), three.ncol))
         for this in fitted:
             if this.c is not None:
                 row = this.density.reshape(-1)[columns][None]
@@ -313,8 +309,9 @@ class FittingGradient:
     def gamma_of_two(self, fitted, turned):
         """Gamma2, shape (naux, naux)."""
         algebra, naux = self.algebra, self.three.naux
-        gamma = algebra.empty((naux, naux))
-        gamma[...] = 0.0 if turned is None else turned
+        gamma = zeros(algebra, (naux, naux))
+        if turned is not None:
+            gamma += turned
         for this in fitted:
             if this.c is not None:
                 algebra.product(this.c[:, None], this.c[None], gamma, -0.5 * this.coulomb, add=True)

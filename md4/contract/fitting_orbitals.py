@@ -18,7 +18,7 @@ import numpy as np
 
 from md4.contract.direct_fitting import DirectBuild
 from md4.contract.exchange_factors import half_of_rows, takes_rows
-from md4.contract.fitting_stores import WORK_SHARE, block_rows
+from md4.contract.fitting_stores import WORK_SHARE, block_rows, zeros
 from md4.support.memory import check_fits, host_array
 
 # For messages.
@@ -118,9 +118,7 @@ def from_integrals(columns, sides, take):
     build = DirectBuild(columns, None)
     for group in groups(columns, sides):
         chosen = [side.first[:, some] for side, some in group]
-        halves = [algebra.empty((three.naux, vectors.shape[1], three.nao)) for vectors in chosen]
-        for half in halves:
-            half[...] = 0.0
+        halves = [zeros(algebra, (three.naux, vectors.shape[1], three.nao)) for vectors in chosen]
         for start, stop, chunk in columns.chunks():
             build.add_half_transformed(chunk, start, stop, chosen, halves)
         for side, some in group:

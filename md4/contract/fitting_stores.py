@@ -5,11 +5,9 @@ B[Q, c] = sum_P W[Q, P] (P|c) with W of `md4.contract.metric`; c is a pair of AO
 has more columns, of zeros: all pairs that are left out refer to the first of them.
 """
 
-from itertools import pairwise
-
 import numpy as np
 
-from md4.contract.three_centre import HERMITE_SHARE
+from md4.contract.three_centre import HERMITE_SHARE, ranges_between
 from md4.contract.workspace import least_block
 from md4.errors import MemoryLimitError
 from md4.support.display import size_text
@@ -20,6 +18,13 @@ STORES = ("auto", "device", "host", "direct")
 WORK_SHARE = 0.5
 # The width of a table is a multiple of this, so that rows begin at lines of the cache.
 ALIGNED = 16
+
+
+def zeros(algebra, shape):
+    """An array of zeros on the device."""
+    made = algebra.empty(shape)
+    made[...] = 0.0
+    return made
 
 
 def block_rows(algebra, row_bytes, most=None):
@@ -49,16 +54,9 @@ class Columns:
 
     def cuts(self, first=0, last=None):
         """Where chunks of some columns begin and end: at edges, of about `chunk_bytes`, or what there is memory for."""
-        edges = np.asarray(self.three.edges)
-        last = int(edges[-1]) if last is None else last
         budget = min(self.algebra.chunk_bytes, WORK_SHARE * (self.algebra.memory_left() - self.workspace))
         most = max(1, int(budget) // (16 * max(1, self.three.naux)))
-        cuts = [first]
-        while cuts[-1] < last:
-            after = np.searchsorted(edges, cuts[-1], side="right")
-            furthest = np.searchsorted(edges, cuts[-1] + most, side="right") - 1
-            cuts.append(min(last, int(edges[max(after, furthest)])))
-        return list(pairwise(cuts))
+        return ranges_between(self.three.edges, first, self.three.ncol if last is None else last, most)
 
     def chunks(self, *ranges):
         """Yields (first, last, (P|ij)) with P in the order of the auxiliary basis; valid until the next one.

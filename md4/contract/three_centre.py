@@ -7,7 +7,7 @@ for density fitting: it makes a matrix whose columns are in the order of the blo
 
 from copy import copy
 from functools import cached_property
-from itertools import combinations_with_replacement, product
+from itertools import combinations_with_replacement, pairwise, product
 
 import numpy as np
 
@@ -134,14 +134,11 @@ class ThreeCentre:
         self.pairs = unique_pairs_by_class(joined, orbital, orbital) if pairs is None else pairs
         if checked_real("cutoff", cutoff, 0) and pairs is None:
             self.screen(cutoff)
-        counts = np.diff(joined.ao_loc)
-        sizes = [int(counts[pairs[0, 0]] * counts[pairs[0, 1]]) for pairs in self.pairs]
-        self.edges = np.cumsum([0, *np.repeat(sizes, [len(pairs) for pairs in self.pairs])])
+        self.edges, different = columns_of(joined, self.pairs)
+        self.weights = np.where(different, 2.0, 1.0)
         self.ncol = int(self.edges[-1])
         self.auxiliary_order = aos_of(joined, [pairs[:, :1] for pairs in self.single])[0] - self.nao
         self.rows, self.cols = aos_of(joined, self.pairs)
-        same = [np.repeat(pairs[:, 0] == pairs[:, 1], size) for pairs, size in zip(self.pairs, sizes)]
-        self.weights = np.where(np.concatenate([np.zeros(0, dtype=bool), *same]), 1.0, 2.0)
 
     def with_operator(self, operator):
         """The same pairs with another operator; with a cutoff it is one that the bounds of 1/r hold for."""
@@ -174,18 +171,12 @@ class ThreeCentre:
         kind = self.engine.operator.kind
         if kind not in BELOW_COULOMB:
             raise ArgumentError(f"a cutoff needs one of the operators {', '.join(BELOW_COULOMB)}, not {kind}.")
-        engine, lists = self.engine.with_operator("coulomb"), [*self.single, *self.pairs]
+        engine = self.engine.with_operator("coulomb")
         with engine.lock:
             orbital, auxiliary, unit = self.ranges
             need = max(least_block(engine, orbital), least_block(engine, *[auxiliary, unit] * 2))
             check_fits(need, engine.backend.memory_left(), "the Schwarz bound of one pair of shells takes")
-            engine.backend.compile_ahead(
-                "tensor", self.basis, lambda dry: schwarz_bounds(engine.with_backend(dry), lists), part="bounds"
-            )
-            bounds = [exact for exact, _ in schwarz_bounds(engine, lists)]
-            largest = max((one.max() for one in bounds[: len(self.single)]), default=0.0)
-            kept = [pairs[one * largest >= cutoff] for pairs, one in zip(self.pairs, bounds[len(self.single) :])]
-        self.pairs = [pairs for pairs in kept if len(pairs)]
+            self.pairs = screened(engine, self.pairs, cutoff, "bounds", self.single)
 
     @cached_property
     def prepared(self):
@@ -278,6 +269,40 @@ class ThreeCentre:
             "ask for fewer columns or raise max_memory",
         )  # fmt: skip
         return backend.result(shape)
+
+
+def columns_of(basis, lists):
+    """(first column of each shell pair, and their number; whether the pair of each column has two shells)."""
+    counts = np.diff(basis.ao_loc)
+    sizes = [int(counts[pairs[0]].prod()) for pairs in lists]
+    edges = np.cumsum([0, *np.repeat(sizes, [len(pairs) for pairs in lists])])
+    different = [np.repeat(pairs[:, 0] != pairs[:, 1], size) for pairs, size in zip(lists, sizes)]
+    return edges, np.concatenate([np.zeros(0, dtype=bool), *different])
+
+
+def ranges_between(edges, first, last, most):
+    """(first, last) of ranges that follow one another, between edges: of at most `most`, or of one shell pair."""
+    cuts = [first]
+    while cuts[-1] < last:
+        after = np.searchsorted(edges, cuts[-1], side="right")
+        furthest = np.searchsorted(edges, cuts[-1] + most, side="right") - 1
+        cuts.append(min(last, int(edges[max(after, furthest)])))
+    return list(pairwise(cuts))
+
+
+def screened(engine, lists, cutoff, part, partners=()):
+    """Lists without the pairs whose integrals are all below the cutoff, by bounds of 1/r; the engine's lock is held.
+
+    The integrals are those with `partners`, or with each other. `part` is what is compiled ahead.
+    """
+    engine, every = engine.with_operator("coulomb"), [*partners, *lists]
+    engine.backend.compile_ahead(
+        "tensor", engine.bra_basis, lambda dry: schwarz_bounds(engine.with_backend(dry), every), part=part
+    )
+    bounds = [exact for exact, _ in schwarz_bounds(engine, every)]
+    largest = max((one.max() for one in bounds[: len(partners) or None]), default=0.0)
+    kept = [pairs[one * largest >= cutoff] for pairs, one in zip(lists, bounds[len(partners) :])]
+    return [pairs for pairs in kept if len(pairs)]
 
 
 def block_shape(bra, ket):

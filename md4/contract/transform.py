@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from md4.contract.fitting_stores import WORK_SHARE, table_width
+from md4.contract.fitting_stores import WORK_SHARE, table_width, zeros
 from md4.support.display import size_text
 from md4.support.memory import check_fits
 from md4.support.progress import Progress
@@ -153,11 +153,9 @@ class OneIndexOfEachSide:
     def _make(self, pieces, orbitals, bar):
         """X of the pieces of a device; returns its share."""
         algebra, rows, self.orbitals = self.algebra, self.rows, self.sorted(orbitals)
-        self.x = algebra.empty((self.nao, self.count, self.nao * self.count))
-        self.x[...] = 0.0
+        self.x = zeros(algebra, (self.nao, self.count, self.nao * self.count))
         if self.same_side is not None:
-            self.of_pairs = algebra.empty((len(self.same_side), table_width(rows.nrow)))
-            self.of_pairs[...] = 0.0
+            self.of_pairs = zeros(algebra, (len(self.same_side), table_width(rows.nrow)))
         places = self.places = algebra.send(rows.places())
         longest = max((last - first for first, last in pieces), default=0)
         widest = table_width(rows.nrow)
