@@ -76,9 +76,7 @@ class DirectContraction:
         )
         most = max(1, min(count, int(WORK_SHARE * (left - least) // one)))
         room = WORK_SHARE * (left - least - (most - 1) * one)
-        longest, product = max(algebra.chunk_bytes, algebra.block_bytes), 16 * nao * most
-        self.rows_at_once = max(rows.least_rows, int(min(longest, room / 2) // row))
-        self.matrices_at_once = max(1, int(min(algebra.block_bytes, room / 2) // (matrix + product)))
+        self.rows_at_once, self.matrices_at_once = rows.at_once(algebra, room, row, matrix + 16 * nao * most)
         return most
 
     def _pass(self, amplitudes, pieces, bar, out):

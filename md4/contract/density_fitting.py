@@ -23,7 +23,7 @@ from md4.contract.direct_fitting import DirectBuild
 from md4.contract.exchange_factors import complete_exchange, factors
 from md4.contract.fitting_orbitals import ROWS, least_bytes, rows_into, transform
 from md4.contract.fitting_stores import STORES, Columns, Table, block_rows, chosen_store, table_width, zeros
-from md4.contract.metric import LeftOut, Metric
+from md4.contract.metric import Metric
 from md4.contract.table_build import TableBuild, row_bytes
 from md4.contract.three_centre import ThreeCentre
 from md4.support.arguments import checked_choice
@@ -126,8 +126,7 @@ class DensityFitting:
     def _make_tensor(self, progress):
         """Factorises the metric, chooses a store, and makes the table if there is one."""
         self.three.compile_ahead(progress)
-        self._check_metric_memory()
-        self.metric = Metric(self._sorted_metric(), self.algebra, self.engine.operator.kind)
+        self.metric = Metric(self.sorted_metric(), self.algebra, self.engine.operator.kind)
         self.columns = Columns(self.three, self.metric, self.algebra)
         self._make_table(self._fitting_store(self.asked))
 
@@ -176,14 +175,11 @@ class DensityFitting:
 
     # set-up
 
-    def _check_metric_memory(self):
-        """The metric, its factor, and what a factorisation needs."""
+    def sorted_metric(self):
+        """(P|Q) in the order of the auxiliary basis; MemoryLimitError if its factorisation does not fit."""
         naux = self.three.naux
         what = f"the metric of {naux} auxiliary functions and its factors take"
         check_fits(24 * naux**2, self.algebra.memory_left(), what)
-
-    def _sorted_metric(self):
-        """(P|Q) in the order of the auxiliary basis."""
         places = self.algebra.send(np.argsort(self.three.auxiliary_order))
         xp = self.algebra.xp
         metric = xp.tril(self.algebra.wrapped(self.three.metric()))  # what is above is not written
@@ -305,22 +301,13 @@ class DensityFitting:
 
     # rows of B
 
-    def left_out(self):
-        """`Columns` of a `LeftOut`: the eigenvectors that `metric` leaves out, which are made anew, times (P|ij)."""
-        with self.engine.lock, self.algebra.working():
-            self._check_metric_memory()
-            return Columns(self.three, LeftOut(self._sorted_metric(), self.metric), self.algebra)
-
     @locked
-    def rows(self, first, last, columns=None):
-        """Rows of B from first to last as PySCF has them: shape (last - first, nao (nao + 1) / 2), lower triangles.
-
-        With `columns` they are made of these, such as those of `left_out`.
-        """
+    def rows(self, first, last):
+        """Rows of B from first to last as PySCF has them: shape (last - first, nao (nao + 1) / 2), lower triangles."""
         out = np.zeros((last - first, self.nao * (self.nao + 1) // 2))
         with self.engine.lock, self.algebra.working():
-            if self.table is None or columns is not None:
-                self._direct_rows(columns or self.columns, first, last, out)
+            if self.table is None:
+                self._direct_rows(self.columns, first, last, out)
                 return out
             most = block_rows(self.algebra, 8 * (2 * table_width(self.three.ncol) + out.shape[1]))
             for start, rows in self.table.blocks(first, last, most):

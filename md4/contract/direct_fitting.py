@@ -12,7 +12,7 @@ has parts that fit into memory. Several workers divide the columns for J, and or
 import numpy as np
 
 from md4.contract.exchange_factors import add_exchange, half_transformed
-from md4.contract.fitting_stores import WORK_SHARE, block_rows, zeros
+from md4.contract.fitting_stores import WORK_SHARE, block_rows, groups_within, zeros
 from md4.support.memory import check_fits
 
 
@@ -67,18 +67,15 @@ class DirectBuild:
         least = 2 if any(not f.symmetric for f in exchange) else 1
         if exchange:
             check_fits(least * column / WORK_SHARE, left, "with store='direct', K of one orbital needs at least")
-        groups, room = [], 0
-        for number, f in enumerate(exchange):
-            sides, first = len(f.sides), 0
-            while first < f.rank:
-                if room < sides:
-                    groups.append([])
-                    room = budget
-                end = f.negative if first < f.negative else f.rank
-                count = min(end - first, room // sides)
-                groups[-1].append((number, f[first : first + count]))
-                first, room = first + count, room - sides * count
-        return groups
+        ranges = [
+            (number, *ends, len(f.sides))
+            for number, f in enumerate(exchange)
+            for ends in ((0, f.negative), (f.negative, f.rank))
+        ]
+        return [
+            [(number, exchange[number][first:last]) for number, first, last in group]
+            for group in groups_within(ranges, budget)
+        ]
 
     def one_pass(self, group, rho):
         """Adds K of a group, and to rho_P, shape (n_j, naux), if it is given; one pass through the integrals.

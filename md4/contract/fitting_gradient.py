@@ -29,8 +29,9 @@ import numpy as np
 from md4.contract.exchange_factors import factors
 from md4.contract.fitting_lists import forces_of, rehearse
 from md4.contract.fitting_orbitals import transform
-from md4.contract.fitting_stores import block_rows, zeros
+from md4.contract.fitting_stores import Columns, block_rows, zeros
 from md4.contract.gradient import energy_terms
+from md4.contract.metric import LeftOut
 from md4.contract.three_centre import aos_of
 from md4.method.operators import check_order
 from md4.support.locks import locked
@@ -213,8 +214,8 @@ class FittingGradient:
         return tri
 
     def left_out(self):
-        """`Columns` of the eigenvectors that are left out; see `DensityFitting.left_out`."""
-        return self.fitting.left_out()
+        """`Columns` of a `LeftOut`: the eigenvectors that `metric` leaves out, which are made anew, times (P|ij)."""
+        return Columns(self.three, LeftOut(self.fitting.sorted_metric(), self.metric), self.algebra)
 
     def coulomb_sums(self, densities, columns, *ranges):
         """rho_Q of all rows of B, or of `columns` in place of B, shape (n, number of densities).

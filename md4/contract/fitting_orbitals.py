@@ -18,7 +18,7 @@ import numpy as np
 
 from md4.contract.direct_fitting import DirectBuild
 from md4.contract.exchange_factors import half_of_rows, takes_rows
-from md4.contract.fitting_stores import WORK_SHARE, block_rows, zeros
+from md4.contract.fitting_stores import WORK_SHARE, block_rows, groups_within, zeros
 from md4.support.memory import check_fits, host_array
 
 # For messages.
@@ -133,18 +133,11 @@ def from_integrals(columns, sides, take):
 def groups(columns, sides):
     """Lists of (Sides, slice of the orbitals of the first set) whose half-transformed integrals fit into memory."""
     left = columns.algebra.memory_left() - columns.least_bytes
-    found, room = [], 0
-    for side in sides:
-        first, count, size = 0, side.first.shape[1], column_bytes(columns, side.second.shape[1])
-        check_fits(size / WORK_SHARE, left, "with store='direct', integrals over one orbital need at least")
-        while first < count:
-            if room < size:
-                found.append([])
-                room = int(WORK_SHARE * left)
-            last = min(count, first + room // size)
-            found[-1].append((side, slice(first, last)))
-            first, room = last, room - (last - first) * size
-    return found
+    ranges = [(n, 0, side.first.shape[1], column_bytes(columns, side.second.shape[1])) for n, side in enumerate(sides)]
+    largest = max(size for *_, size in ranges)
+    check_fits(largest / WORK_SHARE, left, "with store='direct', integrals over one orbital need at least")
+    found = groups_within(ranges, int(WORK_SHARE * left))
+    return [[(sides[n], slice(first, last)) for n, first, last in group] for group in found]
 
 
 def rows_into(algebra, out):

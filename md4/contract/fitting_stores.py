@@ -34,6 +34,29 @@ def block_rows(algebra, row_bytes, most=None):
     return max(1, int(min(algebra.block_bytes if most is None else most, WORK_SHARE * left) // row_bytes))
 
 
+def groups_within(ranges, budget):
+    """Lists of (key, first, last), parts of ranges (key, first, last, size of one), of which each list has a budget."""
+    groups, room = [], 0
+    for key, begin, last, size in ranges:
+        first = begin
+        while first < last:
+            if room < size:
+                groups.append([])
+                room = budget
+            end = min(last, first + room // size)
+            groups[-1].append((key, first, end))
+            first, room = end, room - size * (end - first)
+    return groups
+
+
+def row_blocks(algebra, table, cuts, on_host):
+    """Yields (first, rows on the device) of ranges of rows (first, last) of a table on the device or on the host."""
+    if on_host:
+        yield from algebra.row_blocks(table, cuts)
+    else:
+        yield from ((first, table[first:last]) for first, last in cuts)
+
+
 class Columns:
     """Chunks of columns (P|ij), and of B, as they are made.
 
@@ -114,11 +137,7 @@ class Table:
     def blocks(self, first, last, most):
         """Yields (number of the first row, rows on the device) of at most so many of the rows from first to last."""
         cuts = [(n, min(n + most, last)) for n in range(first, last, most)]
-        if self.kind == "host":
-            yield from self.algebra.row_blocks(self.table, cuts)
-            return
-        for start, stop in cuts:
-            yield start, self.table[start:stop]
+        return row_blocks(self.algebra, self.table, cuts, self.kind == "host")
 
 
 def table_bytes(rows, columns):

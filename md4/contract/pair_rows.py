@@ -147,6 +147,11 @@ class PairRows:
         """Rows of the largest shell pair, which no piece divides."""
         return int(np.diff(self.edges).max(initial=0))
 
+    def at_once(self, algebra, room, row, matrix):
+        """(rows of a piece, matrices) to work on at once, of so many bytes each, where there are `room` bytes."""
+        rows = min(max(algebra.chunk_bytes, algebra.block_bytes), room / 2) // row
+        return max(self.least_rows, int(rows)), max(1, int(min(algebra.block_bytes, room / 2) // matrix))
+
     def places(self):
         """The column of each pair of AOs, shape (nao, nao); those that are left out have `nrow`."""
         found = np.full((self.nao, self.nao), self.nrow)

@@ -120,10 +120,10 @@ class OneIndexOfEachSide:
         what = f"integrals over {self.count} orbitals of {self.nao} AOs take {size_text(size.kept)} and with the least"
         check_fits(size.kept + size.least, left, f"{what} workspace", "raise max_memory or freeze orbitals")
         room = WORK_SHARE * (left - size.kept - rows.workspace - 16 * self.nao**2)
-        self.matrices_at_once = max(1, int(min(algebra.block_bytes, room / 2) // size.matrix))
+        most, self.matrices_at_once = rows.at_once(algebra, room, size.row, size.matrix)
         if algebra.takes_rows(self.nao, self.count):  # and needs no matrices
             return max(rows.least_rows, int(min(LONG_PIECES * algebra.block_bytes, room) // size.row))
-        return max(rows.least_rows, int(min(max(algebra.chunk_bytes, algebra.block_bytes), room / 2) // size.row))
+        return most
 
     # the pass
 
