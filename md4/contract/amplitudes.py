@@ -17,9 +17,9 @@ from functools import partial
 
 import numpy as np
 
-from md4.contract.fitting_stores import WORK_SHARE, table_width
-from md4.errors import MemoryLimitError
+from md4.contract.fitting_stores import WORK_SHARE, table_width, zeros
 from md4.support.display import size_text
+from md4.support.memory import check_fits
 from md4.support.progress import Progress
 
 # Bytes of amplitudes that are copied at a time to the device and back, so that copies go beside its work.
@@ -71,16 +71,12 @@ class DirectContraction:
         one, row, matrix = 48 * nao**2, 8 * table_width(rows.nrow) + 8, 8 * nao * algebra.matrix_width(nao)
         left = self.team.memory_left()
         least = rows.workspace + 24 * nao**2 + rows.least_rows * row + matrix + one + 16 * nao
-        if least > left:
-            raise MemoryLimitError(
-                f"amplitudes of one pair of {nao} AOs take {size_text(one)} and with the least workspace "
-                f"{size_text(least)}, but {size_text(left)} may be used; raise max_memory."
-            )
+        check_fits(
+            least, left, f"amplitudes of one pair of {nao} AOs take {size_text(one)} and with the least workspace"
+        )
         most = max(1, min(count, int(WORK_SHARE * (left - least) // one)))
         room = WORK_SHARE * (left - least - (most - 1) * one)
-        longest, product = max(algebra.chunk_bytes, algebra.block_bytes), 16 * nao * most
-        self.rows_at_once = max(rows.least_rows, int(min(longest, room / 2) // row))
-        self.matrices_at_once = max(1, int(min(algebra.block_bytes, room / 2) // (matrix + product)))
+        self.rows_at_once, self.matrices_at_once = rows.at_once(algebra, room, row, matrix + 16 * nao * most)
         return most
 
     def _pass(self, amplitudes, pieces, bar, out):
@@ -130,8 +126,7 @@ class DirectContraction:
         kept = min(reach, len(array))
         if kept == reach == len(array):
             return array
-        made = self.algebra.empty((reach, reach, array.shape[2]))
-        made[...] = 0.0
+        made = zeros(self.algebra, (reach, reach, array.shape[2]))
         made[:kept, :kept] = array[:kept, :kept]
         return made
 

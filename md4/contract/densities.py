@@ -35,6 +35,14 @@ def checked_densities(dm, hermi, nao, finite=True):
     return values.reshape(-1, nao, nao), dm.shape
 
 
+def by_parts(dm, real):
+    """J and K of densities, shape (n, nao, nao), by `real`; of complex ones it gets both parts, 2 n real matrices."""
+    if not np.iscomplexobj(dm):
+        return real(dm)
+    found, n = real(np.concatenate([dm.real, dm.imag])), len(dm)
+    return tuple(None if v is None else v[:n] + 1j * v[n:] for v in found)
+
+
 def not_finite():
     """The error for a density matrix with infinite numbers or NaN."""
     return ArgumentError("a density matrix has elements that are not finite in double precision.")

@@ -18,20 +18,19 @@ from functools import cached_property
 
 import numpy as np
 
-from md4.contract.densities import checked_densities, not_finite
+from md4.contract.densities import by_parts, checked_densities, not_finite
 from md4.contract.direct_fitting import DirectBuild
 from md4.contract.exchange_factors import complete_exchange, factors
 from md4.contract.fitting_orbitals import ROWS, least_bytes, rows_into, transform
-from md4.contract.fitting_stores import STORES, Columns, Table, block_rows, chosen_store, table_width
-from md4.contract.metric import LeftOut, Metric
+from md4.contract.fitting_stores import STORES, Columns, Table, block_rows, chosen_store, table_width, zeros
+from md4.contract.metric import Metric
 from md4.contract.table_build import TableBuild, row_bytes
 from md4.contract.three_centre import ThreeCentre
-from md4.errors import MemoryLimitError
 from md4.support.arguments import checked_choice
 from md4.support.display import size_text
 from md4.support.locks import Lock, locked
 from md4.support.log import log
-from md4.support.memory import host_array
+from md4.support.memory import check_fits, host_array
 
 # Pairs of AOs whose Schwarz bound with every auxiliary function is below this (Hartree) are left out.
 CUTOFF = 1e-13
@@ -127,8 +126,7 @@ class DensityFitting:
     def _make_tensor(self, progress):
         """Factorises the metric, chooses a store, and makes the table if there is one."""
         self.three.compile_ahead(progress)
-        self._check_metric_memory()
-        self.metric = Metric(self._sorted_metric(), self.algebra, self.engine.operator.kind)
+        self.metric = Metric(self.sorted_metric(), self.algebra, self.engine.operator.kind)
         self.columns = Columns(self.three, self.metric, self.algebra)
         self._make_table(self._fitting_store(self.asked))
 
@@ -177,17 +175,11 @@ class DensityFitting:
 
     # set-up
 
-    def _check_metric_memory(self):
-        """The metric, its factor, and what a factorisation needs."""
-        need, left = 24 * self.three.naux**2, self.algebra.memory_left()
-        if need > left:
-            raise MemoryLimitError(
-                f"the metric of {self.three.naux} auxiliary functions and its factors take {size_text(need)}, but "
-                f"{size_text(left)} may be used; raise max_memory."
-            )
-
-    def _sorted_metric(self):
-        """(P|Q) in the order of the auxiliary basis."""
+    def sorted_metric(self):
+        """(P|Q) in the order of the auxiliary basis; MemoryLimitError if its factorisation does not fit."""
+        naux = self.three.naux
+        what = f"the metric of {naux} auxiliary functions and its factors take"
+        check_fits(24 * naux**2, self.algebra.memory_left(), what)
         places = self.algebra.send(np.argsort(self.three.auxiliary_order))
         xp = self.algebra.xp
         metric = xp.tril(self.algebra.wrapped(self.three.metric()))  # what is above is not written
@@ -240,12 +232,9 @@ class DensityFitting:
         """
         with self.engine.lock, self.algebra.working():
             dm, shape = checked_densities(dm, hermi, self.nao, finite=False)  # `_largest` looks
-            if not np.iscomplexobj(dm):
-                vj, vk = self._real(dm, with_j, with_k, orbitals)
-            else:
-                parts = self._real(np.concatenate([dm.real, dm.imag]), with_j, with_k, None)
-                vj, vk = (None if v is None else v[: len(dm)] + 1j * v[len(dm) :] for v in parts)
-        return tuple(None if v is None else v.reshape(shape) for v in (vj, vk))
+            orbitals = None if np.iscomplexobj(dm) else orbitals
+            found = by_parts(dm, lambda part: self._real(part, with_j, with_k, orbitals))
+        return tuple(None if v is None else v.reshape(shape) for v in found)
 
     def _real(self, dm, with_j, with_k, orbitals):
         """J and K of real matrices, shape (n, nao, nao), on the host."""
@@ -286,11 +275,12 @@ class DensityFitting:
     def _request(self, densities, with_j, with_k):
         """A `Request` for densities, shape (n, nao, nao), on the device, as yet without the factors for K."""
         n, nao, ncol = len(densities), self.nao, self.three.ncol
-        coulomb, symmetric = self._zeros((n if with_j else 0, table_width(ncol))), None
+        coulomb, symmetric = zeros(self.algebra, (n if with_j else 0, table_width(ncol))), None
         for row, density in zip(coulomb, densities):
             symmetric = 0.5 * (density + density.T)
             row[:ncol] = symmetric.reshape(-1)[self.columns_of] * self.weights
-        return Request(coulomb, symmetric, [], self._zeros(coulomb.shape), self._zeros((n if with_k else 0, nao, nao)))
+        j, k = (zeros(self.algebra, shape) for shape in (coulomb.shape, (n if with_k else 0, nao, nao)))
+        return Request(coulomb, symmetric, [], j, k)
 
     def _complete(self, request):
         """Completes K that are symmetric."""
@@ -302,40 +292,22 @@ class DensityFitting:
         """A function that fetches J as matrices."""
         return self.algebra.later(request.j[:, self.places])
 
-    def _zeros(self, shape):
-        made = self.algebra.empty(shape)
-        made[...] = 0.0
-        return made
-
     def _check_densities(self, count, with_j, with_k):
         """MemoryLimitError if there is no memory for densities, J and K."""
         width = table_width(self.three.ncol)
         need = 8 * count * (3 * with_j * width + (2 + with_j + 3 * with_k) * self.nao**2)
-        left = self.algebra.memory_left()
-        if need > left:
-            raise MemoryLimitError(
-                f"{count} density matrices of {self.nao} AOs, their J and K take {size_text(need)}, but "
-                f"{size_text(left)} may be used; raise max_memory or give fewer at once."
-            )
+        what = f"{count} density matrices of {self.nao} AOs, their J and K take"
+        check_fits(need, self.algebra.memory_left(), what, "raise max_memory or give fewer at once")
 
     # rows of B
 
-    def left_out(self):
-        """`Columns` of a `LeftOut`: the eigenvectors that `metric` leaves out, which are made anew, times (P|ij)."""
-        with self.engine.lock, self.algebra.working():
-            self._check_metric_memory()
-            return Columns(self.three, LeftOut(self._sorted_metric(), self.metric), self.algebra)
-
     @locked
-    def rows(self, first, last, columns=None):
-        """Rows of B from first to last as PySCF has them: shape (last - first, nao (nao + 1) / 2), lower triangles.
-
-        With `columns` they are made of these, such as those of `left_out`.
-        """
+    def rows(self, first, last):
+        """Rows of B from first to last as PySCF has them: shape (last - first, nao (nao + 1) / 2), lower triangles."""
         out = np.zeros((last - first, self.nao * (self.nao + 1) // 2))
         with self.engine.lock, self.algebra.working():
-            if self.table is None or columns is not None:
-                self._direct_rows(columns or self.columns, first, last, out)
+            if self.table is None:
+                self._direct_rows(self.columns, first, last, out)
                 return out
             most = block_rows(self.algebra, 8 * (2 * table_width(self.three.ncol) + out.shape[1]))
             for start, rows in self.table.blocks(first, last, most):

@@ -12,9 +12,8 @@ has parts that fit into memory. Several workers divide the columns for J, and or
 import numpy as np
 
 from md4.contract.exchange_factors import add_exchange, half_transformed
-from md4.contract.fitting_stores import WORK_SHARE, block_rows
-from md4.errors import MemoryLimitError
-from md4.support.display import size_text
+from md4.contract.fitting_stores import WORK_SHARE, block_rows, groups_within, zeros
+from md4.support.memory import check_fits
 
 
 class DirectBuild:
@@ -66,23 +65,17 @@ class DirectBuild:
         left = self.algebra.memory_left() - self.columns.least_bytes
         budget = int(WORK_SHARE * left) // column
         least = 2 if any(not f.symmetric for f in exchange) else 1
-        if exchange and budget < least:
-            raise MemoryLimitError(
-                f"K with store='direct' needs {size_text(least * column / WORK_SHARE)} for one orbital at least, but "
-                f"{size_text(max(0, left))} may be used; raise max_memory."
-            )
-        groups, room = [], 0
-        for number, f in enumerate(exchange):
-            sides, first = len(f.sides), 0
-            while first < f.rank:
-                if room < sides:
-                    groups.append([])
-                    room = budget
-                end = f.negative if first < f.negative else f.rank
-                count = min(end - first, room // sides)
-                groups[-1].append((number, f[first : first + count]))
-                first, room = first + count, room - sides * count
-        return groups
+        if exchange:
+            check_fits(least * column / WORK_SHARE, left, "with store='direct', K of one orbital needs at least")
+        ranges = [
+            (number, *ends, len(f.sides))
+            for number, f in enumerate(exchange)
+            for ends in ((0, f.negative), (f.negative, f.rank))
+        ]
+        return [
+            [(number, exchange[number][first:last]) for number, first, last in group]
+            for group in groups_within(ranges, budget)
+        ]
 
     def one_pass(self, group, rho):
         """Adds K of a group, and to rho_P, shape (n_j, naux), if it is given; one pass through the integrals.
@@ -91,9 +84,7 @@ class DirectBuild:
         """
         nao, naux, request = self.three.nao, self.three.naux, self.request
         sides = [side for _, f in group for side in f.sides]
-        halves = [self.algebra.empty((naux, side.shape[1], nao)) for side in sides]
-        for half in halves:
-            half[...] = 0.0
+        halves = [zeros(self.algebra, (naux, side.shape[1], nao)) for side in sides]
         first, last = self.own
         ranges = [(0, first), self.own, (last, self.three.ncol)] if group else [self.own]
         for start, stop, chunk in self.columns.chunks(*ranges):

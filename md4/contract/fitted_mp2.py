@@ -10,8 +10,7 @@ import numpy as np
 
 from md4.contract.fitting_orbitals import Pieces, share_of
 from md4.contract.mp2 import Sums, amplitudes
-from md4.errors import MemoryLimitError
-from md4.support.display import size_text
+from md4.support.memory import check_fits
 
 # Arrays of the size of the integrals with which a block works: integrals, t, integrals with a and b exchanged.
 ARRAYS = 3
@@ -67,10 +66,5 @@ def memory_of_products(fit, spins):
     o, v = (max(spin.shape[n] for spin in spins) for n in range(2))
     least = ARRAYS * 8 * v * v
     with fit.working():
-        left = fit.algebra.memory_left()
-    if least > left:
-        raise MemoryLimitError(
-            f"MP2 with {v} virtual orbitals needs {size_text(least)} for integrals of two occupied ones, but "
-            f"{size_text(left)} may be used; raise max_memory."
-        )
+        check_fits(least, fit.algebra.memory_left(), f"MP2 of two occupied and {v} virtual orbitals needs")
     return max(least, share_of(fit, o * least))

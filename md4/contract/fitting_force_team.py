@@ -7,10 +7,9 @@ its own auxiliary shells, and the forces of these and of its own rows of Gamma2.
 
 from md4.contract.exchange_factors import Factors
 from md4.contract.fitting_gradient import FittingGradient, orbitals_of
-from md4.contract.fitting_stores import Columns
+from md4.contract.fitting_stores import zeros
 from md4.contract.fitting_team import FittingTeam, density_fitting
 from md4.contract.gradient import energy_terms
-from md4.contract.metric import LeftOut
 from md4.contract.ranks import collective
 from md4.support.locks import locked
 from md4.support.memory import host_array
@@ -103,10 +102,8 @@ class OneOfTeam(FittingGradient):
     def own_pairs(self, sides):
         """[(oo'|Q), ...] of the rows of B, or of the o, that the worker has, in the same way."""
         with self.fitting.working():
-            made = []
-            for count in self.numbers_of_pairs([0 if left is None else left.shape[1] for left in sides], copies=1):
-                made.append(self.algebra.empty((self.fitting.size, count)))
-                made[-1][...] = 0.0
+            counts = self.numbers_of_pairs([0 if left is None else left.shape[1] for left in sides], copies=1)
+            made = [zeros(self.algebra, (self.fitting.size, count)) for count in counts]
             super().add_orbital_pairs(sides, made, None, self.own)
             return [*map(self.placed, made)]
 
@@ -157,12 +154,6 @@ class FirstOfTeam(OneOfTeam):
             return [moved_factors(f, self.algebra.fetch) for f in found]
 
         return [moved_factors(f, self.algebra.send) for f in self.team.ranks.first(make)]
-
-    def left_out(self):
-        """As `DensityFitting.left_out`, for the rows of all."""
-        share = self.fitting
-        share._check_metric_memory()
-        return Columns(self.three, LeftOut(share._sorted_metric(), self.metric), self.algebra)
 
     def coulomb_sums(self, densities, columns):
         """Of all rows of B, what the workers have made."""

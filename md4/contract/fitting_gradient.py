@@ -29,13 +29,13 @@ import numpy as np
 from md4.contract.exchange_factors import factors
 from md4.contract.fitting_lists import forces_of, rehearse
 from md4.contract.fitting_orbitals import transform
-from md4.contract.fitting_stores import block_rows
+from md4.contract.fitting_stores import Columns, block_rows, zeros
 from md4.contract.gradient import energy_terms
+from md4.contract.metric import LeftOut
 from md4.contract.three_centre import aos_of
-from md4.errors import MemoryLimitError
 from md4.method.operators import check_order
-from md4.support.display import size_text
 from md4.support.locks import locked
+from md4.support.memory import check_fits
 
 # Of the memory that is left: what Gamma3 of a block of auxiliary shells may take.
 BLOCK_SHARE = 0.3
@@ -159,11 +159,7 @@ class FittingGradient:
         most, blocks, own = max(1, int(BLOCK_SHARE * left) // row), [], range(0)
         widest = int(sizes[len(three.basis.parts[0]) : three.basis.unit].max())
         need = widest * row + 8 * (4 * self.fitting.nao**2 + three.ncol)  # as `add_exchange` at most for a function
-        if need > left:
-            raise MemoryLimitError(
-                f"the gradient of density fitting needs {size_text(need)} for one auxiliary shell, but "
-                f"{size_text(left)} may be used; raise max_memory."
-            )
+        check_fits(need, left, "the gradient of density fitting with one auxiliary shell at a time needs")
         for this in range(parts):
             before, used = len(blocks), most
             for n, shells in enumerate(three.single):
@@ -187,8 +183,7 @@ class FittingGradient:
         found, size, naux = self.factors(terms, densities, orbitals), self.size, self.three.naux
         tri = self.numbers_of_pairs([0 if f is None else f.rank for f in found])
         others = self.left_out() if response and size < naux else None
-        rho, of_pairs = algebra.empty((naux, len(tri))), [algebra.empty((naux, count)) for count in tri]
-        rho[...] = 0.0
+        rho, of_pairs = zeros(algebra, (naux, len(tri))), [algebra.empty((naux, count)) for count in tri]
         for first, last, columns in [(0, size, None), *([] if others is None else [(size, naux, others)])]:
             if any(terms.coulomb):
                 rho[first:last] = self.coulomb_sums(densities, columns)
@@ -211,18 +206,16 @@ class FittingGradient:
 
     def numbers_of_pairs(self, counts, copies=2):
         """n (n + 1) / 2 of each number of orbitals; MemoryLimitError if that times naux does not fit so many times."""
-        naux, left, tri = self.three.naux, self.algebra.memory_left(), [n * (n + 1) // 2 for n in counts]
-        need = 8 * copies * naux * (len(tri) + sum(tri))
-        if need > left:
-            raise MemoryLimitError(
-                f"the gradient of density fitting needs {size_text(need)} for {naux} auxiliary functions and all pairs "
-                f"of occupied orbitals, but {size_text(left)} may be used; raise max_memory."
-            )
+        naux, tri = self.three.naux, [n * (n + 1) // 2 for n in counts]
+        check_fits(
+            8 * copies * naux * (len(tri) + sum(tri)), self.algebra.memory_left(), "the gradient of density fitting "
+            f"with {naux} auxiliary functions and all pairs of occupied orbitals needs",
+        )  # fmt: skip
         return tri
 
     def left_out(self):
-        """`Columns` of the eigenvectors that are left out; see `DensityFitting.left_out`."""
-        return self.fitting.left_out()
+        """`Columns` of a `LeftOut`: the eigenvectors that `metric` leaves out, which are made anew, times (P|ij)."""
+        return Columns(self.three, LeftOut(self.fitting.sorted_metric(), self.metric), self.algebra)
 
     def coulomb_sums(self, densities, columns, *ranges):
         """rho_Q of all rows of B, or of `columns` in place of B, shape (n, number of densities).
@@ -240,8 +233,7 @@ class FittingGradient:
                 algebra.product(rows[:, :ncol], of_columns.T, rho[first : first + len(rows)])
             return rho
         columns = columns or fitting.columns
-        rho = algebra.empty((self.three.naux, len(densities)))
-        rho[...] = 0.0
+        rho = zeros(algebra, (self.three.naux, len(densities)))
         for first, last, chunk in columns.chunks(*ranges):
             algebra.product(chunk, of_columns[:, first:last].T, rho, add=True)
         return columns.metric.apply(rho)
@@ -267,8 +259,7 @@ class FittingGradient:
         `rho` and `of_pairs` have rows of B, and after them those of the `LeftOut` eigenvectors `others`.
         """
         algebra, size = self.algebra, self.size
-        between = algebra.empty((size, others.size))
-        between[...] = 0.0
+        between = zeros(algebra, (size, others.size))
         for n, (coulomb, exchange) in enumerate(zip(terms.coulomb.tolist(), terms.exchange.tolist())):
             between += coulomb * rho[:size, n, None] * rho[size:, n]
             if found[n] is not None:
@@ -285,8 +276,7 @@ class FittingGradient:
     def gamma_of_three(self, fitted, functions):
         """f_ab Gamma3 of some auxiliary functions, shape (n, ncol)."""
         three, algebra, columns = self.three, self.algebra, self.fitting.columns_of
-        functions, gamma = algebra.send(functions), algebra.empty((len(functions), three.ncol))
-        gamma[...] = 0.0
+        functions, gamma = algebra.send(functions), zeros(algebra, (len(functions), three.ncol))
         for this in fitted:
             if this.c is not None:
                 row = this.density.reshape(-1)[columns][None]
@@ -320,8 +310,9 @@ class FittingGradient:
     def gamma_of_two(self, fitted, turned):
         """Gamma2, shape (naux, naux)."""
         algebra, naux = self.algebra, self.three.naux
-        gamma = algebra.empty((naux, naux))
-        gamma[...] = 0.0 if turned is None else turned
+        gamma = zeros(algebra, (naux, naux))
+        if turned is not None:
+            gamma += turned
         for this in fitted:
             if this.c is not None:
                 algebra.product(this.c[:, None], this.c[None], gamma, -0.5 * this.coulomb, add=True)

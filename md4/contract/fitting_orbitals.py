@@ -18,10 +18,8 @@ import numpy as np
 
 from md4.contract.direct_fitting import DirectBuild
 from md4.contract.exchange_factors import half_of_rows, takes_rows
-from md4.contract.fitting_stores import WORK_SHARE, block_rows
-from md4.errors import MemoryLimitError
-from md4.support.display import size_text
-from md4.support.memory import host_array
+from md4.contract.fitting_stores import WORK_SHARE, block_rows, groups_within, zeros
+from md4.support.memory import check_fits, host_array
 
 # For messages.
 ROWS = "rows of fitted integrals over orbitals"
@@ -120,9 +118,7 @@ def from_integrals(columns, sides, take):
     build = DirectBuild(columns, None)
     for group in groups(columns, sides):
         chosen = [side.first[:, some] for side, some in group]
-        halves = [algebra.empty((three.naux, vectors.shape[1], three.nao)) for vectors in chosen]
-        for half in halves:
-            half[...] = 0.0
+        halves = [zeros(algebra, (three.naux, vectors.shape[1], three.nao)) for vectors in chosen]
         for start, stop, chunk in columns.chunks():
             build.add_half_transformed(chunk, start, stop, chosen, halves)
         for side, some in group:
@@ -137,22 +133,11 @@ def from_integrals(columns, sides, take):
 def groups(columns, sides):
     """Lists of (Sides, slice of the orbitals of the first set) whose half-transformed integrals fit into memory."""
     left = columns.algebra.memory_left() - columns.least_bytes
-    found, room = [], 0
-    for side in sides:
-        first, count, size = 0, side.first.shape[1], column_bytes(columns, side.second.shape[1])
-        if size > WORK_SHARE * left:
-            raise MemoryLimitError(
-                f"integrals over orbitals with store='direct' need {size_text(size / WORK_SHARE)} for one orbital at "
-                f"least, but {size_text(max(0, left))} may be used; raise max_memory."
-            )
-        while first < count:
-            if room < size:
-                found.append([])
-                room = int(WORK_SHARE * left)
-            last = min(count, first + room // size)
-            found[-1].append((side, slice(first, last)))
-            first, room = last, room - (last - first) * size
-    return found
+    ranges = [(n, 0, side.first.shape[1], column_bytes(columns, side.second.shape[1])) for n, side in enumerate(sides)]
+    largest = max(size for *_, size in ranges)
+    check_fits(largest / WORK_SHARE, left, "with store='direct', integrals over one orbital need at least")
+    found = groups_within(ranges, int(WORK_SHARE * left))
+    return [[(sides[n], slice(first, last)) for n, first, last in group] for group in found]
 
 
 def rows_into(algebra, out):
@@ -210,11 +195,11 @@ class Pieces:
             last = piece.last
             while (need := 2 * self.bytes_of(self.piece(piece.number, first, last)) + other) > left:
                 if last == first + 1:
-                    raise MemoryLimitError(
-                        f"fitted integrals of two orbitals with {self.pairs[piece.number][1].shape[1]} others and "
-                        f"{self.fit.size} auxiliary functions take {size_text(need)} with the least workspace, but "
-                        f"{size_text(left)} may be used; raise max_memory."
-                    )
+                    others = self.pairs[piece.number][1].shape[1]
+                    check_fits(
+                        need, left, f"fitted integrals of two orbitals with {others} others and {self.fit.size} "
+                        "auxiliary functions and the least workspace take",
+                    )  # fmt: skip
                 last = first + (last - first + 1) // 2
             parts.append(self.piece(piece.number, first, last))
             first = last

@@ -85,8 +85,7 @@ class Share(DensityFitting):
     def make_inverse(self):
         """The `Inverse` of the whole metric."""
         with self.working():
-            self._check_metric_memory()
-            return inverse(self._sorted_metric(), self.algebra, self.engine.operator.kind)
+            return inverse(self.sorted_metric(), self.algebra, self.engine.operator.kind)
 
     def stores(self, whole, beside):
         """What `store` may be with the memory of this worker; tables of `beside` workers share that of the host."""

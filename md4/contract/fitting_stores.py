@@ -5,14 +5,13 @@ B[Q, c] = sum_P W[Q, P] (P|c) with W of `md4.contract.metric`; c is a pair of AO
 has more columns, of zeros: all pairs that are left out refer to the first of them.
 """
 
-from itertools import pairwise
-
 import numpy as np
 
-from md4.contract.three_centre import HERMITE_SHARE
+from md4.contract.three_centre import HERMITE_SHARE, ranges_between
 from md4.contract.workspace import least_block
 from md4.errors import MemoryLimitError
 from md4.support.display import size_text
+from md4.support.memory import check_fits
 
 STORES = ("auto", "device", "host", "direct")
 # Of the memory that is left: what a table leaves to the products, and what these take at most at once.
@@ -21,15 +20,41 @@ WORK_SHARE = 0.5
 ALIGNED = 16
 
 
+def zeros(algebra, shape):
+    """An array of zeros on the device."""
+    made = algebra.empty(shape)
+    made[...] = 0.0
+    return made
+
+
 def block_rows(algebra, row_bytes, most=None):
     """How many rows of the tensor to work on at once, of so many bytes each; MemoryLimitError if not even one fits."""
     left = algebra.memory_left()
-    if row_bytes > left:
-        raise MemoryLimitError(
-            f"density fitting needs {size_text(row_bytes)} for each auxiliary function at least, but {size_text(left)} "
-            "may be used; raise max_memory."
-        )
+    check_fits(row_bytes, left, "density fitting with one auxiliary function at a time needs")
     return max(1, int(min(algebra.block_bytes if most is None else most, WORK_SHARE * left) // row_bytes))
+
+
+def groups_within(ranges, budget):
+    """Lists of (key, first, last), parts of ranges (key, first, last, size of one), of which each list has a budget."""
+    groups, room = [], 0
+    for key, begin, last, size in ranges:
+        first = begin
+        while first < last:
+            if room < size:
+                groups.append([])
+                room = budget
+            end = min(last, first + room // size)
+            groups[-1].append((key, first, end))
+            first, room = end, room - size * (end - first)
+    return groups
+
+
+def row_blocks(algebra, table, cuts, on_host):
+    """Yields (first, rows on the device) of ranges of rows (first, last) of a table on the device or on the host."""
+    if on_host:
+        yield from algebra.row_blocks(table, cuts)
+    else:
+        yield from ((first, table[first:last]) for first, last in cuts)
 
 
 class Columns:
@@ -52,16 +77,9 @@ class Columns:
 
     def cuts(self, first=0, last=None):
         """Where chunks of some columns begin and end: at edges, of about `chunk_bytes`, or what there is memory for."""
-        edges = np.asarray(self.three.edges)
-        last = int(edges[-1]) if last is None else last
         budget = min(self.algebra.chunk_bytes, WORK_SHARE * (self.algebra.memory_left() - self.workspace))
         most = max(1, int(budget) // (16 * max(1, self.three.naux)))
-        cuts = [first]
-        while cuts[-1] < last:
-            after = np.searchsorted(edges, cuts[-1], side="right")
-            furthest = np.searchsorted(edges, cuts[-1] + most, side="right") - 1
-            cuts.append(min(last, int(edges[max(after, furthest)])))
-        return list(pairwise(cuts))
+        return ranges_between(self.three.edges, first, self.three.ncol if last is None else last, most)
 
     def chunks(self, *ranges):
         """Yields (first, last, (P|ij)) with P in the order of the auxiliary basis; valid until the next one.
@@ -70,12 +88,10 @@ class Columns:
         """
         self.three.store.fit(HERMITE_SHARE)  # tables and products may have taken memory since it was made
         cuts, naux = [cut for ends in ranges or [()] for cut in self.cuts(*ends)], self.three.naux
-        if self.least_bytes > self.algebra.memory_left():
-            raise MemoryLimitError(
-                f"the three-centre integrals of one pair of shells with {naux} auxiliary functions take "
-                f"{size_text(self.least_bytes)} with the least workspace, but "
-                f"{size_text(self.algebra.memory_left())} may be used; raise max_memory."
-            )
+        check_fits(
+            self.least_bytes, self.algebra.memory_left(),
+            f"the integrals of one pair of shells with {naux} auxiliary functions and the least workspace take",
+        )  # fmt: skip
         longest = max((last - first for first, last in cuts), default=0)
         made, sorted_ = self.algebra.empty((naux * longest,)), self.algebra.empty((naux * longest,))
         for first, last in cuts:
@@ -121,11 +137,7 @@ class Table:
     def blocks(self, first, last, most):
         """Yields (number of the first row, rows on the device) of at most so many of the rows from first to last."""
         cuts = [(n, min(n + most, last)) for n in range(first, last, most)]
-        if self.kind == "host":
-            yield from self.algebra.row_blocks(self.table, cuts)
-            return
-        for start, stop in cuts:
-            yield start, self.table[start:stop]
+        return row_blocks(self.algebra, self.table, cuts, self.kind == "host")
 
 
 def table_bytes(rows, columns):

@@ -10,7 +10,7 @@ from copy import copy
 
 import numpy as np
 
-from md4.contract.densities import checked_densities
+from md4.contract.densities import by_parts, checked_densities
 from md4.contract.density_fitting import CUTOFF, WHERE, DensityFitting
 from md4.contract.fitting_orbitals import LEAST_ROWS, ROWS, rows_into
 from md4.contract.fitting_share import Share, own_rows
@@ -181,11 +181,8 @@ class FittingTeam:
             "with_k": bool(with_k),
         })  # fmt: skip
         dm = self.ranks.broadcast(dm)
-        if np.iscomplexobj(dm):
-            parts = self._real(np.concatenate([dm.real, dm.imag]), with_j, with_k, None)
-            found = (None if v is None else v[: len(dm)] + 1j * v[len(dm) :] for v in parts)
-        else:
-            found = self._real(dm, with_j, with_k, orbitals)
+        orbitals = None if np.iscomplexobj(dm) else orbitals
+        found = by_parts(dm, lambda part: self._real(part, with_j, with_k, orbitals))
         return tuple(None if v is None else v.reshape(shape) for v in found)
 
     def _real(self, dm, with_j, with_k, orbitals):

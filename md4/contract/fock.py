@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from md4.contract.densities import LAYOUT, checked_densities
+from md4.contract.densities import LAYOUT, by_parts, checked_densities
 from md4.contract.frame import Frame
 from md4.contract.gradient import Gradients
 from md4.contract.ranks import collective, ranks_of
@@ -295,11 +295,8 @@ class JK(Gradients):
 
     def _real_or_complex(self, dm, hermi, *options):
         """J and K of the real and imaginary parts, whose symmetries differ."""
-        if not np.iscomplexobj(dm):
-            return self._build(np.require(dm, np.float64, LAYOUT), hermi, *options)
-        part = self._build(np.concatenate([dm.real, dm.imag]), 0, *options)
-        n = len(dm)
-        return tuple(None if v is None else v[:n] + 1j * v[n:] for v in part)
+        hermi = 0 if np.iscomplexobj(dm) else hermi
+        return by_parts(dm, lambda part: self._build(np.require(part, np.float64, LAYOUT), hermi, *options))
 
     def _build(self, dm, hermi, with_j, with_k, operator, tolerance):
         """J and K of real density matrices, shape (n, nao, nao)."""

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from md4.contract.fitting_stores import WORK_SHARE, table_width
+from md4.contract.fitting_stores import WORK_SHARE, row_blocks, table_width
 from md4.contract.three_centre import HERMITE_SHARE
 from md4.contract.transform import transformed_rows
 from md4.errors import MemoryLimitError
@@ -87,11 +87,11 @@ class FourIndex:
         """Where (pq|P) is kept, how many p and how many rows at once; MemoryLimitError if the least does not fit."""
         algebra, rows, nao = self.algebra, self.rows, self.rows.nao
         self.width = table_width(rows.nrow)
-        self.matrix = 8 * nao * algebra.matrix_width(nao)
+        matrix = 8 * nao * algebra.matrix_width(nao)
         of_ket = 0 if self.ket is None else self.ket.product_bytes(nao)
         products = max(self.bra.product_bytes(nao), of_ket)
         row = 8 * self.width + 16 * self.bra.pairs
-        least = rows.workspace + 16 * nao**2 + self.matrix + products + max(rows.least_rows * row, 16 * self.width)
+        least = rows.workspace + 16 * nao**2 + matrix + products + max(rows.least_rows * row, 16 * self.width)
         one_p = 8 * self.width * int(np.diff(self.bra.edges).max(initial=1))
         left, whole, alone = self.team.memory_left(), 8 * self.width * self.bra.pairs, len(self.team.engines) == 1
         self.on_device = not algebra.has_host_memory or (alone and whole <= DEVICE_SHARE * (left - least))
@@ -105,9 +105,7 @@ class FourIndex:
         kept = min(whole, max(one_p, (DEVICE_SHARE if self.on_device else HOST_SHARE) * here))
         self.pairs_at_once = int(kept // (8 * self.width))
         room = WORK_SHARE * (left - least - (kept if self.on_device else 0))
-        longest = min(max(algebra.chunk_bytes, algebra.block_bytes), room / 2)
-        self.rows_at_once = max(rows.least_rows, int(longest // row))
-        self.matrices_at_once = max(1, int(min(algebra.block_bytes, room / 2) // (self.matrix + products)))
+        self.rows_at_once, self.matrices_at_once = rows.at_once(algebra, room, row, matrix + products)
 
     # the first side
 
@@ -202,7 +200,4 @@ class FourIndex:
 
     def row_blocks(self, table, cuts):
         """Yields (first, rows on the device)."""
-        if self.on_device:
-            yield from ((first, table[first:last]) for first, last in cuts)
-        else:
-            yield from self.algebra.row_blocks(table, cuts)
+        return row_blocks(self.algebra, table, cuts, not self.on_device)

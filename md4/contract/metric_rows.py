@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from md4.contract.fitting_stores import WORK_SHARE
+from md4.contract.fitting_stores import WORK_SHARE, zeros
 from md4.contract.metric import LINEAR_DEPENDENCE, Doubt, Metric, largest_element
 
 # Largest element of L^-1 (Hartree^-1/2) with which it is taken as a matrix. W by eigenvectors has no larger ones.
@@ -57,8 +57,7 @@ def inverse(matrix, algebra, kind="coulomb"):
     del matrix  # which frees its memory, unless the caller keeps it
     if metric.vectors is not None:
         return Inverse(algebra.fetch(metric.vectors), metric.how, by_substitution=False, doubt=metric.doubt)
-    unit = algebra.empty((metric.size, metric.size))
-    unit[...] = 0.0
+    unit = zeros(algebra, (metric.size, metric.size))
     unit.reshape(-1)[:: metric.size + 1] = 1.0
     found = metric.apply_transposed(unit)  # W^T, each row of W from W L = 1
     if largest_element(found) > LARGEST:
@@ -123,8 +122,7 @@ class Weights(Rows):
 
     def apply_transposed(self, array):
         """As `Metric.apply_transposed`."""
-        made = self.algebra.empty((self.naux, array.shape[1]))
-        made[...] = 0.0
+        made = zeros(self.algebra, (self.naux, array.shape[1]))
         for first, block in self.blocks:
             self.algebra.product(block.T, array[first : first + len(block)], made[: block.shape[1]], add=True)
         return made

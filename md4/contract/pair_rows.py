@@ -12,14 +12,20 @@ from typing import NamedTuple
 import numpy as np
 
 from md4.contract.fitting_stores import table_width
-from md4.contract.screening import schwarz_bounds
-from md4.contract.three_centre import BELOW_COULOMB, HERMITE_SHARE, aos_of, slices_of
+from md4.contract.three_centre import (
+    BELOW_COULOMB,
+    HERMITE_SHARE,
+    aos_of,
+    columns_of,
+    ranges_between,
+    screened,
+    slices_of,
+)
 from md4.contract.workspace import HermiteStore, least_block
-from md4.errors import MemoryLimitError
 from md4.method.operators import check_order
 from md4.plan import ListPair
 from md4.shells.shell_pairs import pairs_by_kind
-from md4.support.display import size_text
+from md4.support.memory import check_fits
 
 # Hartree. Shell pairs are left out whose Schwarz bound with every other one is below this.
 CUTOFF = 1e-14
@@ -99,20 +105,16 @@ class PairRows:
         check_order(4 * basis.lmax)
         self.engine, self.basis, self.nao = engine.with_basis(basis), basis, basis.nao
         self.workspace = least_block(self.engine, (0, basis.nshell))
-        if self.workspace > engine.backend.memory_left():
-            raise MemoryLimitError(
-                f"one block of integrals with its workspace takes {size_text(self.workspace)}, but "
-                f"{size_text(engine.backend.memory_left())} may be used; raise max_memory."
-            )
-        self.lists = self._screened(pairs_by_kind(basis, engine.backend.sums.mixed_shells))
-        counts = np.diff(basis.ao_loc)
-        sizes = [int(counts[pairs[0]].prod()) for pairs in self.lists]
-        self.edges = np.cumsum([0, *np.repeat(sizes, [len(pairs) for pairs in self.lists])])
+        check_fits(
+            self.workspace, engine.backend.memory_left(), "one block of integrals with its workspace takes"
+        )
+        self.lists = pairs_by_kind(basis, engine.backend.sums.mixed_shells)
+        if engine.operator.kind in BELOW_COULOMB:
+            self.lists = screened(self.engine, self.lists, CUTOFF, "bounds of rows")
+        self.edges, self.twice = columns_of(basis, self.lists)
         self.nrow = int(self.edges[-1])
-        self.order = np.argsort(np.repeat(basis.class_keys, counts), kind="stable")
+        self.order = np.argsort(np.repeat(basis.class_keys, np.diff(basis.ao_loc)), kind="stable")
         self.first, self.second = np.argsort(self.order)[aos_of(basis, self.lists)]
-        different = [np.repeat(pairs[:, 0] != pairs[:, 1], size) for pairs, size in zip(self.lists, sizes)]
-        self.twice = np.concatenate([np.zeros(0, dtype=bool), *different])
         # H matrices of a bra and a ket list, and of slices of them.
         self.workspace += 3 * max((self.store.size(this) for this in self.prepared), default=0)
 
@@ -123,19 +125,6 @@ class PairRows:
         for made in ("prepared", "store"):
             other.__dict__.pop(made, None)
         return other
-
-    def _screened(self, lists):
-        """The lists without pairs below the cutoff, by bounds of 1/r."""
-        if self.engine.operator.kind not in BELOW_COULOMB:
-            return lists
-        engine = self.engine.with_operator("coulomb")
-        engine.backend.compile_ahead(
-            "tensor", self.basis, lambda dry: schwarz_bounds(engine.with_backend(dry), lists), part="bounds of rows"
-        )
-        bounds = [exact for exact, _ in schwarz_bounds(engine, lists)]
-        largest = max((one.max() for one in bounds), default=0.0)
-        kept = [pairs[one * largest >= CUTOFF] for pairs, one in zip(lists, bounds)]
-        return [pairs for pairs in kept if len(pairs)]
 
     @cached_property
     def prepared(self):
@@ -157,6 +146,11 @@ class PairRows:
         """Rows of the largest shell pair, which no piece divides."""
         return int(np.diff(self.edges).max(initial=0))
 
+    def at_once(self, algebra, room, row, matrix):
+        """(rows of a piece, matrices) to work on at once, of so many bytes each, where there are `room` bytes."""
+        rows = min(max(algebra.chunk_bytes, algebra.block_bytes), room / 2) // row
+        return max(self.least_rows, int(rows)), max(1, int(min(algebra.block_bytes, room / 2) // matrix))
+
     def places(self):
         """The column of each pair of AOs, shape (nao, nao); those that are left out have `nrow`."""
         found = np.full((self.nao, self.nao), self.nrow)
@@ -166,12 +160,7 @@ class PairRows:
 
     def pieces(self, most):
         """(first, last) of pieces of at most so many rows, if shell pairs have no more."""
-        most, cuts = min(most, -(-self.nrow // SHARE_OF_ROWS)), [0]
-        while cuts[-1] < self.nrow:
-            after = np.searchsorted(self.edges, cuts[-1], side="right")
-            furthest = np.searchsorted(self.edges, cuts[-1] + most, side="right") - 1
-            cuts.append(int(self.edges[max(after, furthest)]))
-        return list(pairwise(cuts))
+        return ranges_between(self.edges, 0, self.nrow, min(most, -(-self.nrow // SHARE_OF_ROWS)))
 
     def compile_ahead(self, complete, progress=None, orbitals=0):
         """Compiles what is missing for rows with all columns, or for pieces of them with those up to the piece.

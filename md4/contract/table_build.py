@@ -45,8 +45,7 @@ class TableBuild:
         if not request.exchange or not self.size:
             return
         ranks = [max((f.rank for f in request.exchange if len(f.sides) > n), default=0) for n in range(2)]
-        copies = 2 * self.width if self.reads_once else 0
-        most = block_rows(algebra, row_bytes(algebra, self.nao, copies, sum(ranks)))
+        most = block_rows(algebra, row_bytes(algebra, self.nao, self.table.copies, sum(ranks)))
         most = -(-self.size // -(-self.size // most))  # blocks of about the same size
         packed = takes_rows(algebra, self.nao, [side for f in request.exchange for side in f.sides])
         dense = None if packed else algebra.empty((most, self.nao, algebra.matrix_width(self.nao)))

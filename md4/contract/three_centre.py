@@ -7,7 +7,7 @@ for density fitting: it makes a matrix whose columns are in the order of the blo
 
 from copy import copy
 from functools import cached_property
-from itertools import combinations_with_replacement, product
+from itertools import combinations_with_replacement, pairwise, product
 
 import numpy as np
 
@@ -15,14 +15,14 @@ from md4.contract.screening import schwarz_bounds
 from md4.contract.tensor import Request, shell_numbers
 from md4.contract.workspace import HermiteStore, least_block
 from md4.engine import Engine, check_basis
-from md4.errors import ArgumentError, MemoryLimitError
+from md4.errors import ArgumentError
 from md4.method.operators import check_order
 from md4.method.scatter import THREE_CENTRE, TWO_CENTRE
 from md4.plan import ListPair
 from md4.shells.basis import Basis
 from md4.shells.shell_pairs import unique_pairs_by_class
 from md4.support.arguments import checked_choice, checked_real
-from md4.support.display import size_text
+from md4.support.memory import check_fits
 
 # Kernels are compiled ahead for all columns, and for one part of so many: short lists may take others.
 SHARE_OF_COLUMNS = 16
@@ -134,14 +134,11 @@ class ThreeCentre:
         self.pairs = unique_pairs_by_class(joined, orbital, orbital) if pairs is None else pairs
         if checked_real("cutoff", cutoff, 0) and pairs is None:
             self.screen(cutoff)
-        counts = np.diff(joined.ao_loc)
-        sizes = [int(counts[pairs[0, 0]] * counts[pairs[0, 1]]) for pairs in self.pairs]
-        self.edges = np.cumsum([0, *np.repeat(sizes, [len(pairs) for pairs in self.pairs])])
+        self.edges, different = columns_of(joined, self.pairs)
+        self.weights = np.where(different, 2.0, 1.0)
         self.ncol = int(self.edges[-1])
         self.auxiliary_order = aos_of(joined, [pairs[:, :1] for pairs in self.single])[0] - self.nao
         self.rows, self.cols = aos_of(joined, self.pairs)
-        same = [np.repeat(pairs[:, 0] == pairs[:, 1], size) for pairs, size in zip(self.pairs, sizes)]
-        self.weights = np.where(np.concatenate([np.zeros(0, dtype=bool), *same]), 1.0, 2.0)
 
     def with_operator(self, operator):
         """The same pairs with another operator; with a cutoff it is one that the bounds of 1/r hold for."""
@@ -174,23 +171,12 @@ class ThreeCentre:
         kind = self.engine.operator.kind
         if kind not in BELOW_COULOMB:
             raise ArgumentError(f"a cutoff needs one of the operators {', '.join(BELOW_COULOMB)}, not {kind}.")
-        engine, lists = self.engine.with_operator("coulomb"), [*self.single, *self.pairs]
+        engine = self.engine.with_operator("coulomb")
         with engine.lock:
             orbital, auxiliary, unit = self.ranges
             need = max(least_block(engine, orbital), least_block(engine, *[auxiliary, unit] * 2))
-            room = engine.backend.memory_left()
-            if need > room:
-                raise MemoryLimitError(
-                    f"the Schwarz bound of one pair of shells takes {size_text(need)}, but {size_text(room)} may be "
-                    "used; raise max_memory."
-                )
-            engine.backend.compile_ahead(
-                "tensor", self.basis, lambda dry: schwarz_bounds(engine.with_backend(dry), lists), part="bounds"
-            )
-            bounds = [exact for exact, _ in schwarz_bounds(engine, lists)]
-            largest = max((one.max() for one in bounds[: len(self.single)]), default=0.0)
-            kept = [pairs[one * largest >= cutoff] for pairs, one in zip(self.pairs, bounds[len(self.single) :])]
-        self.pairs = [pairs for pairs in kept if len(pairs)]
+            check_fits(need, engine.backend.memory_left(), "the Schwarz bound of one pair of shells takes")
+            self.pairs = screened(engine, self.pairs, cutoff, "bounds", self.single)
 
     @cached_property
     def prepared(self):
@@ -277,13 +263,46 @@ class ThreeCentre:
             return backend.result(shape, out)
         orbital, *single = self.ranges
         workspace = least_block(self.engine, orbital, orbital, *single)
-        need, room = 8 * shape[0] * shape[1] + workspace, backend.memory_left()
-        if need > room:
-            raise MemoryLimitError(
-                f"{shape[0]} x {shape[1]} integrals over three centres and the least workspace take "
-                f"{size_text(need)}, but {size_text(room)} may be used; ask for fewer columns or raise max_memory."
-            )
+        check_fits(
+            8 * shape[0] * shape[1] + workspace, backend.memory_left(),
+            f"{shape[0]} x {shape[1]} integrals over three centres and the least workspace take",
+            "ask for fewer columns or raise max_memory",
+        )  # fmt: skip
         return backend.result(shape)
+
+
+def columns_of(basis, lists):
+    """(first column of each shell pair, and their number; whether the pair of each column has two shells)."""
+    counts = np.diff(basis.ao_loc)
+    sizes = [int(counts[pairs[0]].prod()) for pairs in lists]
+    edges = np.cumsum([0, *np.repeat(sizes, [len(pairs) for pairs in lists])])
+    different = [np.repeat(pairs[:, 0] != pairs[:, 1], size) for pairs, size in zip(lists, sizes)]
+    return edges, np.concatenate([np.zeros(0, dtype=bool), *different])
+
+
+def ranges_between(edges, first, last, most):
+    """(first, last) of ranges that follow one another, between edges: of at most `most`, or of one shell pair."""
+    cuts = [first]
+    while cuts[-1] < last:
+        after = np.searchsorted(edges, cuts[-1], side="right")
+        furthest = np.searchsorted(edges, cuts[-1] + most, side="right") - 1
+        cuts.append(min(last, int(edges[max(after, furthest)])))
+    return list(pairwise(cuts))
+
+
+def screened(engine, lists, cutoff, part, partners=()):
+    """Lists without the pairs whose integrals are all below the cutoff, by bounds of 1/r; the engine's lock is held.
+
+    The integrals are those with `partners`, or with each other. `part` is what is compiled ahead.
+    """
+    engine, every = engine.with_operator("coulomb"), [*partners, *lists]
+    engine.backend.compile_ahead(
+        "tensor", engine.bra_basis, lambda dry: schwarz_bounds(engine.with_backend(dry), every), part=part
+    )
+    bounds = [exact for exact, _ in schwarz_bounds(engine, every)]
+    largest = max((one.max() for one in bounds[: len(partners) or None]), default=0.0)
+    kept = [pairs[one * largest >= cutoff] for pairs, one in zip(lists, bounds[len(partners) :])]
+    return [pairs for pairs in kept if len(pairs)]
 
 
 def block_shape(bra, ket):

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from md4.contract.fitting_stores import WORK_SHARE, table_width
-from md4.errors import MemoryLimitError
+from md4.contract.fitting_stores import WORK_SHARE, table_width, zeros
 from md4.support.display import size_text
+from md4.support.memory import check_fits
 from md4.support.progress import Progress
 
 # Matrices over AOs, and blocks over two virtual orbitals, that are needed at once for a pair i, j.
@@ -117,17 +117,13 @@ class OneIndexOfEachSide:
         """Rows of a piece; MemoryLimitError if there is no room for X and the longest piece that cannot be cut."""
         algebra, rows, few = self.algebra, self.rows, 0 if self.same_side is None else len(self.same_side)
         size, left = Sizes.of(self.team, self.count, self.virtual, few), self.team.memory_left()
-        if size.kept + size.least > left:
-            raise MemoryLimitError(
-                f"integrals over {self.count} orbitals of {self.nao} AOs take {size_text(size.kept)} and with the "
-                f"least workspace {size_text(size.kept + size.least)}, but {size_text(left)} may be used; raise "
-                "max_memory or freeze orbitals."
-            )
+        what = f"integrals over {self.count} orbitals of {self.nao} AOs take {size_text(size.kept)} and with the least"
+        check_fits(size.kept + size.least, left, f"{what} workspace", "raise max_memory or freeze orbitals")
         room = WORK_SHARE * (left - size.kept - rows.workspace - 16 * self.nao**2)
-        self.matrices_at_once = max(1, int(min(algebra.block_bytes, room / 2) // size.matrix))
+        most, self.matrices_at_once = rows.at_once(algebra, room, size.row, size.matrix)
         if algebra.takes_rows(self.nao, self.count):  # and needs no matrices
             return max(rows.least_rows, int(min(LONG_PIECES * algebra.block_bytes, room) // size.row))
-        return max(rows.least_rows, int(min(max(algebra.chunk_bytes, algebra.block_bytes), room / 2) // size.row))
+        return most
 
     # the pass
 
@@ -152,11 +148,9 @@ class OneIndexOfEachSide:
     def _make(self, pieces, orbitals, bar):
         """X of the pieces of a device; returns its share."""
         algebra, rows, self.orbitals = self.algebra, self.rows, self.sorted(orbitals)
-        self.x = algebra.empty((self.nao, self.count, self.nao * self.count))
-        self.x[...] = 0.0
+        self.x = zeros(algebra, (self.nao, self.count, self.nao * self.count))
         if self.same_side is not None:
-            self.of_pairs = algebra.empty((len(self.same_side), table_width(rows.nrow)))
-            self.of_pairs[...] = 0.0
+            self.of_pairs = zeros(algebra, (len(self.same_side), table_width(rows.nrow)))
         places = self.places = algebra.send(rows.places())
         longest = max((last - first for first, last in pieces), default=0)
         widest = table_width(rows.nrow)

@@ -1,5 +1,6 @@
 """PySCF's side of md4: integrals under PySCF's names, mean-field objects, molecules from files."""
 
+from contextlib import contextmanager
 from importlib import util
 
 from md4.errors import ArgumentError
@@ -19,6 +20,16 @@ def effective_omega(mol, omega):
     ArgumentError if it is not a finite real number.
     """
     return finite_number(mol.omega if omega is None else omega)
+
+
+@contextmanager
+def timed(told, what):
+    """Tells the log of an object of PySCF how long the block took, unless it fails."""
+    from pyscf.lib import logger
+
+    clock = logger.process_clock(), logger.perf_counter()
+    yield
+    logger.timer(told, what, *clock)
 
 
 def check_density(dm, n):

@@ -18,13 +18,12 @@ from md4.contract.ranks import Alone
 from md4.contract.row_team import RowTeam
 from md4.contract.team import shared_engines
 from md4.contract.transform import OneIndexOfEachSide
-from md4.errors import ArgumentError, DeviceError, MemoryLimitError, UnsupportedError
+from md4.errors import ArgumentError, DeviceError, UnsupportedError
 from md4.pyscf import check_pyscf
 from md4.pyscf.intor import DERIVATIVES, FEW_CENTRES, name_basis_operator
 from md4.pyscf.orbitals import orbital_sets, same
 from md4.support.arguments import checked_choice, checked_flag, checked_mol, shown
-from md4.support.display import size_text
-from md4.support.memory import host_array
+from md4.support.memory import check_fits, host_array
 from md4.support.types import BackendName, Devices, Molecule
 
 __all__ = ["full", "general", "half_e1", "kernel"]
@@ -221,13 +220,11 @@ def fetched(algebra, block):
 def in_memory(team, sides, device, progress):
     """(ij|kl) as an array."""
     shape, engine, algebra = tuple(side.pairs for side in sides), team.engine, team.algebra
-    need = 8 * shape[0] * shape[1]
-    left = algebra.memory_left() if device else algebra.host_left()
-    if need > left:
-        raise MemoryLimitError(
-            f"integrals of {shape[0]} x {shape[1]} pairs of orbitals take {size_text(need)}, but {size_text(left)} may "
-            "be used; raise max_memory, or write to a file by erifile."
-        )
+    check_fits(
+        8 * shape[0] * shape[1], algebra.memory_left() if device else algebra.host_left(),
+        f"integrals of {shape[0]} x {shape[1]} pairs of orbitals take",
+        "raise max_memory, or write to a file by erifile",
+    )  # fmt: skip
     if not device:
         out = engine.backend.watch(np.empty(shape))
         fill(*planned(team, sides, progress), out, fetched)

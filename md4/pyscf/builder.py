@@ -44,11 +44,6 @@ class Builder:
         """A new builder with the same options, without a JK. The old one may be shared by copies of the object."""
         return Builder(self.mo_integrals, **self.options)
 
-    @property
-    def fitting_options(self):
-        """Options of the `md4.DF` of the same object."""
-        return self.options.copy()
-
     @locked
     def jk(self, mol, made=lambda jk: None):
         """The JK of `mol`. It is made again if shells or geometry have changed, even if `mol` is the same object.

@@ -18,7 +18,7 @@ from md4.contract.amplitudes import DirectContraction
 from md4.contract.mp2 import OccupiedVirtual, Spin
 from md4.contract.row_team import RowTeam
 from md4.errors import DeviceError, MemoryLimitError, UnsupportedError
-from md4.pyscf import ao2mo
+from md4.pyscf import ao2mo, timed
 from md4.pyscf.classes import Restorable, in_front, replace
 from md4.pyscf.df import DF
 from md4.support.locks import Lock, once
@@ -81,14 +81,11 @@ def install():
 
 def occupied_virtual(theirs, method, *args, **options):
     """`_ao2mo_ovov` of MP2 and UMP2: writes (ia|jb) to an HDF5 file; returns the dataset of MP2."""
-    from pyscf.lib import logger
-
     restricted = isinstance(method, import_module("pyscf.mp.mp2").RMP2)
     orbitals, feri = (args[:2], args[2]) if restricted else args[:2]
     team = responsible(method, *orbitals)
     if team is None:
         return theirs(method, *args, **options)
-    clock = logger.process_clock(), logger.perf_counter()
     spins = [Spin(*orbitals[n : n + 2]) for n in range(0, len(orbitals), 2)]
     made, data = OccupiedVirtual(team, spins), {}
     for t, there in enumerate(spins):
@@ -102,8 +99,8 @@ def occupied_virtual(theirs, method, *args, **options):
         v, other_v = block.shape
         data[s, t][i * v : (i + 1) * v, j * other_v : (j + 1) * other_v] = block
 
-    made.integrals(put)
-    logger.timer(method, "(ia|jb) by md4", *clock)
+    with timed(method, "(ia|jb) by md4"):
+        made.integrals(put)
     return data.get((0, 0)) if restricted else None
 
 
@@ -133,10 +130,9 @@ def four_sets(theirs, *args, **options):
     team, aosym = team_for(given, ao2mo.SYMMETRIES)
     if team is None:
         return theirs(*args, **options)
-    clock, log = (logger.process_clock(), logger.perf_counter()), logger.new_logger(given["mol"], given["verbose"])
     sides = ao2mo.sides_of(given["mo_coeffs"], aosym, given["compact"])
-    ao2mo.write(team, sides, given["erifile"], given["dataname"])
-    log.timer("AO->MO transformation by md4", *clock)
+    with timed(logger.new_logger(given["mol"], given["verbose"]), "AO->MO transformation by md4"):
+        ao2mo.write(team, sides, given["erifile"], given["dataname"])
     return given["erifile"]
 
 
@@ -182,19 +178,16 @@ def unrestricted_active_orbitals(theirs, method, mo, *args, **options):
 
 def times_amplitudes(theirs, *args, **options):
     """`ccsd._contract_s4vvvv_t2`, by which CCSD contracts (ac|bd) over AOs with amplitudes if `cc.direct` is set."""
-    from pyscf.lib import logger
-
     given = arguments_of(theirs, args, options)
     method, amplitudes = given["mycc"], given["t2"]
     over_aos = given["vvvv"] is None and amplitudes.shape[-2:] == (given["mol"].nao,) * 2
     team = responsible(method) if over_aos and amplitudes.size and amplitudes.dtype == float else None
     if team is None:
         return theirs(*args, **options)
-    clock = logger.process_clock(), logger.perf_counter()
     found = np.ndarray(amplitudes.shape, buffer=given["out"])
     stack = amplitudes.reshape(-1, *amplitudes.shape[-2:])
-    DirectContraction(team).contracted(stack, found.reshape(stack.shape))
-    logger.timer(method, "vvvv by md4", *clock)
+    with timed(method, "vvvv by md4"):
+        DirectContraction(team).contracted(stack, found.reshape(stack.shape))
     return found
 
 
@@ -251,14 +244,11 @@ class MD4MP2(Restorable):
 
     def init_amps(self, mo_energy=None, mo_coeff=None, eris=None, with_t2=True):
         """PySCF's init_amps, with energies by md4."""
-        from pyscf.lib import logger
-
         eris = self.ao2mo(mo_coeff) if eris is None else eris
         given = mo_energy is not None or mo_coeff is not None
         other = not isinstance(eris, MadeLater) or eris.md4_sizes != (self.nocc, self.nmo)
         if other or (given and self.frozen is not None):
             return super().init_amps(mo_energy, mo_coeff, eris, with_t2)
-        clock = logger.process_clock(), logger.perf_counter()
         energies = eris.mo_energy if mo_energy is None else mo_energy
         restricted = isinstance(eris.mo_coeff, np.ndarray) and eris.mo_coeff.ndim == 2
         one = [(eris.mo_coeff, self.nocc, energies)]
@@ -266,9 +256,8 @@ class MD4MP2(Restorable):
             Spin(coefficients[:, :occupied], coefficients[:, occupied:], e)
             for coefficients, occupied, e in (one if restricted else zip(eris.mo_coeff, self.nocc, energies))
         ]
-        found = OccupiedVirtual(responsible(self), spins).energies(with_t2)
-        logger.timer(self, "MP2 by md4", *clock)
-        return as_amplitudes(*found)
+        with timed(self, "MP2 by md4"):
+            return as_amplitudes(*OccupiedVirtual(responsible(self), spins).energies(with_t2))
 
 
 def as_amplitudes(same, opposite, t2):

@@ -26,6 +26,11 @@ def few_centre_tensor(
     """
     ranges = *((0, len(basis.parts[0])),) * (indices - 1), last
     request = tensor_request(basis, aosym, shls_slice, ranges)
+    return tensor_of_one_device(basis, operator, request, out, backend, device, max_memory, stream, progress)
+
+
+def tensor_of_one_device(basis, operator, request, out, backend, device, max_memory, stream, progress):
+    """The tensor of a `Request`; the other arguments, results and errors are those of `int3c2e`."""
     if not checked_flag("device", device) and out is not None:
         check_out(out, request.layout(basis).shape)
     engine = Engine(basis, None, operator, backend, stream, max_memory)

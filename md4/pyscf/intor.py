@@ -8,14 +8,12 @@ from md4.contract.ranks import ranks_of
 from md4.contract.rows import TensorRows, shared_tensor
 from md4.contract.stores import is_file
 from md4.contract.team import shared_engines
-from md4.contract.tensor import ao_tensor, checked_request, locked_tensor
-from md4.engine import Engine
+from md4.contract.tensor import ao_tensor, checked_request
 from md4.errors import ArgumentError, UnsupportedError
 from md4.method.operators import Operator
-from md4.pyscf.few_centres import INDICES, few_centre_tensor
+from md4.pyscf.few_centres import INDICES, few_centre_tensor, tensor_of_one_device
 from md4.shells.basis import Basis
 from md4.support.arguments import checked_flag, checked_mol, checked_progress, shown
-from md4.support.memory import check_out
 from md4.support.types import (
     BackendName,
     Dataset,
@@ -62,20 +60,6 @@ def name_basis_operator(mol, name, omega):
     if name.endswith(("_sph", "_cart")):
         basis = Basis(basis.shells, pure=name.endswith("_sph"))
     return basis, mol_operator(mol, kind, omega)
-
-
-def named_derivatives(
-    basis, operator, name, aosym, shls_slice, out, backend, device, max_memory, stream, progress
-):  # fmt: skip
-    """The tensor of derivatives of a name; arguments, results and errors as in `intor`."""
-    of_name = DERIVATIVES[name]
-    basis = basis if of_name == "int2e_ip1" else Basis.joined([basis])
-    request = DerivativeRequest.of_name(basis, of_name, aosym, shls_slice)
-    if not checked_flag("device", device) and out is not None:
-        check_out(out, request.layout(basis).shape)
-    engine = Engine(basis, None, operator, backend, stream, max_memory)
-    with engine.lock:
-        return locked_tensor(engine, request, out, device, checked_progress(progress))
 
 
 def intor(
@@ -132,12 +116,15 @@ def intor(
         if few and (devices is not None or comm is not None or gather):
             raise ArgumentError(f"{name} is made by one device: leave out devices, comm and gather.")
         basis, operator = name_basis_operator(mol, name, omega)
+        options = out, backend, device, max_memory, stream, progress
+        if few and DERIVATIVES.get(name) != "int2e_ip1":
+            basis = Basis.joined([basis])
         if name in DERIVATIVES:
-            options = aosym, shls_slice, out, backend, device, max_memory, stream, progress
-            return named_derivatives(basis, operator, name, *options)
+            request = DerivativeRequest.of_name(basis, DERIVATIVES[name], aosym, shls_slice)
+            return tensor_of_one_device(basis, operator, request, *options)
         if few:
-            options = aosym, shls_slice, out, backend, device, max_memory, stream, progress
-            return few_centre_tensor(Basis.joined([basis]), operator, FEW_CENTRES[name], (0, basis.nshell), *options)
+            last = 0, len(basis.parts[0])
+            return few_centre_tensor(basis, operator, FEW_CENTRES[name], last, aosym, shls_slice, *options)
         request = checked_request(basis, aosym, shls_slice, out, device)
         collected, shown_progress = checked_flag("gather", gather), checked_progress(progress)
         engines = shared_engines(basis, operator, backend, stream, max_memory, devices, ranks, collected)

@@ -18,7 +18,7 @@ from md4.engine import BACKENDS
 from md4.errors import ArgumentError, UnsupportedError
 from md4.gpu.devices import chosen
 from md4.method.operators import check_order, finite_number
-from md4.pyscf import check_density, check_pyscf, effective_omega
+from md4.pyscf import check_density, check_pyscf, effective_omega, timed
 from md4.pyscf.builder import Builder, build, check_no_integrals, made_for
 from md4.pyscf.classes import Restorable, in_front, with_mixin
 from md4.pyscf.correlated import attached_method, detached_method, enter, install
@@ -47,6 +47,15 @@ SETTINGS = (
 )  # fmt: skip
 
 
+def of_first(name):
+    """PySCF's attribute, the name of a file, on rank 0. On the others it is None: they would write to the same file."""
+
+    def value(self):
+        return self.__dict__.get(name) if self._md4_builder.ranks.rank == 0 else None
+
+    return property(value, lambda self, given: self.__dict__.update({name: given}))
+
+
 class MD4SCF(Restorable):
     """Mixin in front of a PySCF SCF class; see `attach`."""
 
@@ -58,13 +67,9 @@ class MD4SCF(Restorable):
 
     def get_jk(self, mol=None, dm=None, hermi=None, with_j=True, with_k=True, omega=None):
         """J and K by md4. Arguments and results are those of the class behind this one."""
-        from pyscf.lib import logger
-
-        clock = logger.process_clock(), logger.perf_counter()
         ranks = self._md4_builder.ranks
-        vj, vk = ranks.together(lambda: self._md4_get_jk(mol, dm, hermi, with_j, with_k, omega), "mf.get_jk")
-        logger.timer(self, "vj and vk", *clock)
-        return vj, vk
+        with timed(self, "vj and vk"):
+            return ranks.together(lambda: self._md4_get_jk(mol, dm, hermi, with_j, with_k, omega), "mf.get_jk")
 
     def _md4_get_jk(self, mol, dm, hermi, with_j, with_k, omega):
         from pyscf.scf import ghf
@@ -161,27 +166,7 @@ class MD4SCF(Restorable):
     def get_grad(self, *args, **options):
         return self._md4_builder.same_on_all(super().get_grad(*args, **options))
 
-    @property
-    def chkfile(self):
-        """PySCF's attribute on rank 0. On the others None: they would write to the same file."""
-        return self._md4_of_first("chkfile")
-
-    @chkfile.setter
-    def chkfile(self, value):
-        self.__dict__["chkfile"] = value
-
-    @property
-    def diis_file(self):
-        """As `chkfile`."""
-        return self._md4_of_first("diis_file")
-
-    @diis_file.setter
-    def diis_file(self, value):
-        self.__dict__["diis_file"] = value
-
-    def _md4_of_first(self, name):
-        """The value of an attribute if this is rank 0."""
-        return self.__dict__.get(name) if self._md4_builder.ranks.rank == 0 else None
+    chkfile, diis_file = of_first("chkfile"), of_first("diis_file")
 
     def dump_chk(self, *args, **options):
         """PySCF's dump_chk on rank 0."""
@@ -194,7 +179,7 @@ class MD4SCF(Restorable):
         fitted = super().density_fit(*args, **options)
         given = options.get("with_df", args[1] if len(args) > 1 else None)
         if given is None and type(fitted.with_df) is df.DF:
-            fitted.with_df = by_md4(fitted.with_df, **self._md4_builder.fitting_options)
+            fitted.with_df = by_md4(fitted.with_df, **self._md4_builder.options)
         return with_fitted_forces(fitted)
 
     def reset(self, mol=None):
@@ -309,7 +294,7 @@ def attached(mf, builder):
         mf._scf = attached(inner.copy(), builder)
     if is_fitted(mf):
         shared = inner is not None and is_fitted(inner) and inner.with_df is mf.with_df
-        mf.with_df = mf._scf.with_df if shared else by_md4(mf.with_df, **builder.fitting_options)
+        mf.with_df = mf._scf.with_df if shared else by_md4(mf.with_df, **builder.options)
     mf._md4 = builder
     enter(mf.mol, builder)
     mf._eri = None  # made by PySCF

@@ -65,6 +65,12 @@ def host_memory():
     return max(0, min(free_of_machine(), free_of_cgroups(), free_of_process()))
 
 
+def check_fits(need, left, what, remedy="raise max_memory"):
+    """MemoryLimitError if `need` bytes are more than are left; its message is `what`, both numbers, and a remedy."""
+    if need > left:
+        raise MemoryLimitError(f"{what} {size_text(need)}, but {size_text(max(0, left))} may be used; {remedy}.")
+
+
 def host_array(shape, what):
     """A NumPy array for results; MemoryLimitError if the host has no memory for it."""
     need, left = 8 * int(np.prod(shape, dtype=object)), host_memory()

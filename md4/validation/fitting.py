@@ -10,8 +10,7 @@ from itertools import combinations_with_replacement, product
 from md4.engine import Engine
 from md4.method.operators import Operator, check_order
 from md4.shells.basis import Basis
-from md4.support.arguments import checked_integer, checked_mol, checked_progress
-from md4.validation.libcint import Libcint, checked_tolerances, class_label, compare_classes, samples
+from md4.validation.libcint import Libcint, checked_options, class_label, compare_classes, samples
 
 
 def validate_fitting(
@@ -39,10 +38,9 @@ def validate_fitting(
     ArgumentError, BasisError, UnsupportedError
         The input cannot be used; this is found before anything is computed.
     """
-    tolerances = checked_tolerances(tolerance, abs_tolerance)
-    most, seed = checked_integer("max_quartets_per_class", max_quartets_per_class, 1), checked_integer("seed", seed, 0)
-    checked_progress(progress)
-    omega = checked_mol(mol).omega if omega is None else omega
+    tolerances, most, seed, omega = checked_options(
+        mol, tolerance, abs_tolerance, omega, max_quartets_per_class, seed, progress
+    )
     basis = fitting_basis(mol, auxmol)
     orbital, auxiliary = basis.parts
     check_order(max(2 * orbital.lmax, auxiliary.lmax) + auxiliary.lmax)

@@ -166,10 +166,9 @@ def validate(
     ArgumentError, BasisError, UnsupportedError
         The input cannot be used; this is found before anything is computed.
     """
-    tolerances = checked_tolerances(tolerance, abs_tolerance)
-    most, seed = checked_integer("max_quartets_per_class", max_quartets_per_class, 1), checked_integer("seed", seed, 0)
-    checked_progress(progress)
-    omega = checked_mol(mol).omega if omega is None else omega
+    tolerances, most, seed, omega = checked_options(
+        mol, tolerance, abs_tolerance, omega, max_quartets_per_class, seed, progress
+    )
     basis = Basis.from_mol(mol)
     check_order(4 * basis.lmax)
     engine = Engine(basis, basis, operator=Operator.from_omega(omega), backend=backend, max_memory=max_memory)
@@ -178,9 +177,12 @@ def validate(
     return compare_classes(engine, libcint, classes, *tolerances, progress)
 
 
-def checked_tolerances(tolerance, abs_tolerance):
-    """Both tolerances; ArgumentError if one cannot be used."""
-    return checked_real("tolerance", tolerance, 0), checked_real("abs_tolerance", abs_tolerance, 0)
+def checked_options(mol, tolerance, abs_tolerance, omega, most, seed, progress):
+    """(both tolerances, quartets of a class, seed, omega) of `validate`; ArgumentError if one cannot be used."""
+    tolerances = checked_real("tolerance", tolerance, 0), checked_real("abs_tolerance", abs_tolerance, 0)
+    most, seed = checked_integer("max_quartets_per_class", most, 1), checked_integer("seed", seed, 0)
+    checked_progress(progress)
+    return tolerances, most, seed, checked_mol(mol).omega if omega is None else omega
 
 
 def compare_classes(engine, libcint, classes, tolerance, abs_tolerance, progress):

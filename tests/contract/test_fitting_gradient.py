@@ -162,13 +162,14 @@ def test_eigenvectors_that_are_left_out(monkeypatch):
     monkeypatch.setattr(HostAlgebra, "cholesky", lambda *args: None)
     mol = molecule(WATER, "6-31g")
     made = fitting(mol, df.make_auxmol(mol, "cc-pvdz-jkfit"), 0.33)
-    others, kept = made.left_out().metric, made.metric
+    with made.working():
+        others, kept = FittingGradient(made).left_out().metric, made.metric
     assert isinstance(others, LeftOut)
     assert others.size + kept.size == kept.naux
     assert others.values[others.size - 1] <= 1e-7 < others.values[others.size]
     rows = np.concatenate([others.vectors, kept.vectors * np.sqrt(others.values[others.size :, None])])
     assert abs(rows @ rows.T - np.eye(len(rows))).max() < 1e-12
-    metric = made._sorted_metric()
+    metric = made.sorted_metric()
     assert abs(others.vectors @ metric @ others.vectors.T).max() <= 1e-7
     assert abs(others.apply(metric.copy()) - others.vectors @ metric).max() < 1e-15
 

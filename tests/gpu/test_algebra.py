@@ -494,7 +494,7 @@ def test_rows_of_the_inverse(emulated, host_integrals, limit, monkeypatch):
     monkeypatch.setattr("md4.gpu.algebra.DeviceAlgebra.block_bytes", 1 << 13)
     ours, theirs = (fitting(MORE, AUXILIARY, name) for name in ("cuda", "cpu"))
     with ours.engine.lock, ours.algebra.working():
-        whole = inverse(ours._sorted_metric(), ours.algebra)
+        whole = inverse(ours.sorted_metric(), ours.algebra)
         assert whole.by_substitution == (limit < 1)
         columns = Columns(ours.three, whole.rows(slice(1, None, 3), ours.algebra), ours.algebra)
         fetch, contiguous = ours.algebra.fetch, ours.algebra.xp.ascontiguousarray
