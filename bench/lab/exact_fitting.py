@@ -22,6 +22,7 @@ from libcint import Libcint
 
 import md4
 from md4.engine import make_backend
+from md4.method.operators import Operator
 from md4.support.display import shell_letter
 from md4.validation import oracle
 from md4.validation.arbiter import as_quartet
@@ -90,7 +91,7 @@ def main(argv=None):
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--csv", metavar="FILE")
     args = parser.parse_args(argv)
-    print(describe(make_backend(args.backend, "coulomb")))
+    print(describe(make_backend(args.backend, Operator())))
     rows = []
     for kind, count in KINDS.items():
         for l in range(args.lmax + 1):

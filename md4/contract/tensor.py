@@ -219,7 +219,7 @@ def add_slice(engine, request, layout, target, report=None):
     pairs = request.work(engine, layout, backend.block_bytes(), hermite_bytes)
     if backend.dry:
         pairs = one_of_each(pairs, lambda pair: (*map(facts, pair[:2]), backend.plan(*pair[:2])))
-    log.debug("tensor %s of %d AOs: %d pairs of lists", request.aosym, engine.bra_basis.nao, len(pairs))
+    log.debug("tensor %s of %d AOs: %d pairs of lists of shell pairs", request.aosym, engine.bra_basis.nao, len(pairs))
     if report is not None:
         pairs = [pair._replace(seconds=seconds_of(backend, pair)) for pair in pairs]
     told = Share(sum(pair.seconds for pair in pairs), report)

@@ -49,7 +49,7 @@ from md4.support.memory import host_memory, tensor_refusal
 BLOCK_SHARE, BLOCK_BYTES = 0.2, 1 << 30
 # Numbers of a line of the cache.
 WHOLE_LINE = 16
-# What `GpuBackend.compile_ahead` has looked at, by compute capability and type of numbers.
+# What `GpuBackend.compile_ahead` has looked at, by compute capability.
 seen_ahead = set()
 
 
@@ -183,7 +183,7 @@ class GpuBackend:
         if isinstance(self.context, DryContext):
             return
         shells = basis.pure, basis.classes.tobytes(), basis.nprims.tobytes(), basis.mirror_axis
-        key = self.context.capability, self.context.real, self.operator.kind, use, part, *shells
+        key = self.context.capability, self.operator.kind, use, part, *shells
         if key not in seen_ahead:
             compile_ahead(lambda: self.asked_by(work), progress)
             seen_ahead.add(key)

@@ -162,7 +162,7 @@ def test_nothing_is_left_to_compile_for_mp2(unit, name, monkeypatch):
     warm, more = (set(asked_by_basis(basis, "coulomb", CAPABILITIES[unit], mp2=mp2)) for mp2 in (False, True))
     engine = md4.Engine(basis, backend="cpu")
     dry = GpuBackend.without_device(engine.operator, CAPABILITIES[unit], MEMORIES[0])
-    monkeypatch.setattr("md4.contract.pair_rows.schwarz_bounds", lambda _, lists: schwarz_bounds(engine, lists))
+    monkeypatch.setattr("md4.contract.three_centre.schwarz_bounds", lambda _, lists: schwarz_bounds(engine, lists))
     rows = PairRows(engine.with_backend(dry))
     monkeypatch.setattr(
         GpuBackend, "compile_ahead", lambda self, use, basis, work, *_: asked.append(self.asked_by(work))

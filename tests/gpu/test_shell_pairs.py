@@ -309,9 +309,9 @@ def test_the_squares_of_bounds_take_the_least_time():
             return EVALUATION / n + n * quartet
 
         assert cost(most) <= cost(max(1, most - 1))
-        full = 8 * ((most + 1) * side.nab) ** 2 > SQUARE_BYTES
+        full = 8 * ((most + 1) * side.facts.nab) ** 2 > SQUARE_BYTES
         assert full or cost(most) <= cost(most + 1)
-        assert 8 * (most * side.nab) ** 2 <= SQUARE_BYTES
+        assert 8 * (most * side.facts.nab) ** 2 <= SQUARE_BYTES
 
 
 @cuda.jit

@@ -6,11 +6,13 @@ import sys
 
 import numpy as np
 import pytest
+from emulator import running
 
 import md4
 from md4.__main__ import main
 from md4.contract.warmup import asked_by_shells, warmup
 from md4.errors import ArgumentError, DeviceError
+from md4.gpu.backend import GpuBackend
 from md4.gpu.compile import Variant, kept_kernels, kernel_entry, save_kernel
 from md4.gpu.kernels.recurrence import r_by_group
 from md4.gpu.warmup import allowed_jobs, compile_ahead, export_kernels, import_kernels, missing
@@ -31,6 +33,18 @@ def test_allowed_jobs(monkeypatch):
 def asked():
     """Variants for s shells."""
     return list(asked_by_shells(0, True, "coulomb", (9, 0)))
+
+
+def test_a_first_call_looks_for_kernels_once(monkeypatch):
+    """Of the same work on the same basis set; the kernels that it asks for are given to `compile_ahead`."""
+    asked, ahead, basis = [], GpuBackend.compile_ahead, md4.Basis.from_arrays([0], [[0.9]], [[1.0]], [[0.0] * 3])
+    with running("dmma16"):
+        monkeypatch.setattr(GpuBackend, "compile_ahead", ahead)
+        monkeypatch.setattr("md4.gpu.backend.seen_ahead", set())
+        monkeypatch.setattr("md4.gpu.backend.compile_ahead", lambda find, progress: asked.append(find()))
+        counts = [md4.JK(basis, backend="cuda").get_jk(np.eye(1)) and len(asked) for _ in range(2)]
+    assert counts[0] == counts[1] > 0
+    assert all(asked)
 
 
 @pytest.mark.thorough

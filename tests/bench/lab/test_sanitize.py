@@ -222,11 +222,13 @@ def counts(maker, task, pairs):
     return np.diff(shell_pairs(basis, pairs, np.exp(task[2])).start)
 
 
-def every_ket(made, backend, tasks, batch, terms):
+def every_ket(made, backend, tasks, batch, terms, count=forces.DeviceForces.count):
     """As `DeviceForces.count`, if nothing is left out."""
-    kets = [(len(made.lists[n]), made.lists[n].pairs.nprim, len(made.lists[n])) for n in batch]
-    counts = np.array(kets, dtype=np.int32)[:, None]
-    return [np.repeat(counts, task.last - task.first, axis=1) for task in tasks], np.zeros(2)
+    counts, _ = count(made, backend, tasks, batch, terms)
+    for pairs, prims, _ in counts:
+        for n, number in enumerate(batch):
+            pairs[n], prims[n] = len(made.lists[number]), made.lists[number].pairs.nprim
+    return counts, np.zeros(2)
 
 
 @pytest.fixture
