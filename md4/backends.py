@@ -219,7 +219,7 @@ class Algebra(Protocol):
         """
 
     def taken(self, array):
-        """A copy of an array of another device's `Algebra`, on which the work that makes it is done."""
+        """An array of another device's `Algebra`, whose work on it is done, on this device; it is only read."""
 
     def put_columns(self, part, table, first):
         """Copies `part`, shape (rows, n), to columns first to first + n of a host table, beside what is done next.

@@ -139,11 +139,13 @@ class OneIndexOfEachSide:
     def _take(self, other):
         """Adds what another device has made, and waits until its memory is free again."""
         most = max(1, int(min(SUM_BYTES, WORK_SHARE * self.algebra.memory_left()) // self.x[0].nbytes))
-        for first in range(0, self.nao, most):
-            self.x[first : first + most] += self.algebra.taken(other.x[first : first + most])
-        if self.of_pairs is not None:
-            self.of_pairs += self.algebra.taken(other.of_pairs)
-        self.rows.engine.backend.mark()()
+        try:
+            for first in range(0, self.nao, most):
+                self.x[first : first + most] += self.algebra.taken(other.x[first : first + most])
+            if self.of_pairs is not None:
+                self.of_pairs += self.algebra.taken(other.of_pairs)
+        finally:
+            self.rows.engine.backend.mark()()
 
     def _make(self, pieces, orbitals, bar):
         """X of the pieces of a device; returns its share."""

@@ -207,8 +207,8 @@ class HostCoulomb:
                 done = self.contract(this, np.array(row), table, tolerance, works[thread])
                 with self.lock:
                     self.quartets += done
-                    if report is not None:
-                        report(done * this.seconds())
+                if report is not None:
+                    report(done * this.seconds())
 
         run_threads(len(works), worker, tasks.clear)
 
