@@ -34,7 +34,7 @@ from md4.gpu.kernels.recurrence import launch_listed_r, launch_r
 from md4.gpu.kernels.reverse_fused import fused_reverse, launch_reverse_fused
 from md4.gpu.kernels.reverse_lanes import lane_plan, launch_reverse_lanes
 from md4.gpu.kernels.reverse_sums import launch_reverse, reverse_tile
-from md4.gpu.kernels.select_kets import ROW_BYTES, WARPS, count_sizes, launch_select
+from md4.gpu.kernels.select_kets import OTHER_BYTES, ROW_BYTES, WARPS, count_sizes, launch_select
 from md4.gpu.kernels.two_products import BEHIND, bra_form
 from md4.gpu.paths import bra_launcher
 from md4.gpu.r_layout import r_stride_of
@@ -625,6 +625,7 @@ class DeviceForces:
     def check_memory(self, backend, densities):
         """MemoryLimitError, before anything is allocated, if there is no room for one shell pair with any list."""
         tables = 2 * densities.nbytes + (40 + 8 * len(densities)) * sum(map(len, self.lists))
+        tables += 16 * sum(this.pairs.nprim for this in self.lists)
         every = range(len(self.lists))
         self.check_lists(backend, every, every, {"densities and bounds": tables})
 
@@ -638,11 +639,12 @@ class DeviceForces:
                 f"a shell pair of {self.basis!r} may have {most} primitive quartets, or elements of Gamma, with a list "
                 f"of shell pairs, but gradients on a GPU take {MOST_NUMBERS} at once; use backend='cpu'."
             )
-        longest, room = max(this.pairs.max_prim for this in bras), backend.context.block_shared - 2 * ROW_BYTES
-        if 4 * WARPS * longest > room:
+        longest, room = max(this.pairs.max_prim for this in bras), backend.context.block_shared - ROW_BYTES
+        most = (room - OTHER_BYTES) // (4 * WARPS) - 1
+        if longest > most:
             raise MemoryLimitError(
-                f"a shell pair of {self.basis!r} may have {longest} primitive pairs, but gradients on a GPU take "
-                f"{room // (4 * WARPS)}; use backend='cpu'."
+                f"a shell pair of {self.basis!r} may have {longest} primitive pairs, but gradients on this GPU take "
+                f"{most}; use backend='cpu'."
             )
         h = max(H_FORMS * backend.hermite_bytes(this.pairs) for this in kets)
         one = max(self.least_bytes(backend.context, bra, ket) for bra in bras for ket in kets)

@@ -326,6 +326,19 @@ def test_no_memory(exchange, monkeypatch):
 
 
 @pytest.mark.thorough
+def test_more_primitive_pairs_than_shared_memory_has_room_for(monkeypatch):
+    """They are refused; those of this basis set, of 4 primitive pairs at most, have room for 4, but not for 3."""
+    basis, dm = basis_of((0, 1), 2), np.eye(4)
+    with running("dmma16"):
+        jk = md4.JK(basis, backend="cuda")
+        shared = jk.engine.backend.context.block_shared
+        monkeypatch.setattr(forces, "ROW_BYTES", shared - forces.OTHER_BYTES - 16 * 5)
+        jk.gradient(dm)
+        monkeypatch.setattr(forces, "ROW_BYTES", shared - forces.OTHER_BYTES - 16 * 4)
+        with pytest.raises(MemoryLimitError, match="4 primitive pairs, but gradients on this GPU take 3"):
+            md4.JK(basis, backend="cuda").gradient(dm)
+
+
 def test_little_memory():
     """It is refused, or enough.
 

@@ -9,10 +9,10 @@ Where Gamma is read from a table, the norm of its block is in place of the sum, 
 quartet that counts, primitive quartets are left out for which the same with F' and F of primitive pairs is below a
 `limit`.
 
-The kernel runs twice. First it counts, for each bra pair, the ket pairs, and for each primitive bra pair, the primitive
-ket pairs, and adds up the bounds of what does not count, and their squares. When the host has made room it lists the
-shell quartets, those of each bra pair together, and the primitive quartets, those of each primitive bra pair together,
-both in the order of the ket pairs that a warp takes, and one warp after the other.
+First the kernel counts, for each bra pair, the ket pairs, and for each primitive bra pair, the primitive ket pairs, and
+adds up the bounds of what does not count, and their squares. For classes whose quartets are listed it runs again when
+the host has made room: it lists the shell quartets, those of each bra pair together, and the primitive quartets, those
+of each primitive bra pair together, both in the order of the ket pairs that a warp takes, and one warp after the other.
 
 A block takes a bra pair, and each of its warps 32 ket pairs at a time, whose primitive pairs are divided among the
 lanes. In shared memory each warp has a number of each primitive bra pair: how many primitive ket pairs it has found, or
@@ -29,6 +29,8 @@ from md4.gpu.kernels.gamma_table import TableNorms
 THREADS, WARPS = 128, 4
 # Shared memory of a block for norms of densities, at most.
 ROW_BYTES = 48 << 10
+# What else a block has there besides its numbers of primitive pairs, at most.
+OTHER_BYTES = 128
 
 
 class BoundedPairs(NamedTuple):
