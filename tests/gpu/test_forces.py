@@ -339,6 +339,7 @@ def test_more_primitive_pairs_than_shared_memory_has_room_for(monkeypatch):
             md4.JK(basis, backend="cuda").gradient(dm)
 
 
+@pytest.mark.thorough
 def test_little_memory():
     """It is refused, or enough.
 
