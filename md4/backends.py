@@ -100,8 +100,9 @@ class Sums(Protocol):
     mixed_shells: int
     # Number of copies of J and K that a build keeps.
     copies: int
-    # Whether it makes gradients.
+    # Whether it makes gradients, and whether its targets ask for `md4.contract.survivors.Survivors.bounded`.
     makes_forces: bool
+    takes_bounds: bool
 
     def gains_by_plane(self, basis):
         """Whether builds take less time if all centres have the same x, y or z, so that planar molecules are turned."""

@@ -22,9 +22,10 @@ def divided(count):
     made, integrals = {}, PairRows.integrals
 
     def watched(rows, first, last, out, columns):
-        made.setdefault(rows.engine.lock, []).append((first, last))
         integrals(rows, first, last, out, columns)
-        ends.add(rows.nrow)
+        if not rows.engine.backend.dry:
+            made.setdefault(rows.engine.lock, []).append((first, last))
+            ends.add(rows.nrow)
 
     ends = set()
     with pytest.MonkeyPatch.context() as patch:

@@ -356,7 +356,7 @@ def digested(basis, densities, twice, operator, tolerance):
     worker.lists = sorted_lists(engine, every, [np.ones((2, len(pairs))) for pairs in every], 0.0, worker.list_bytes())
     pairs = ListPairs(worker.lists, basis, sums.swapped)
     norms = pairs.norms(np.ones((1, basis.nao, basis.nao)), True, True)
-    survivors = pairs.survivors(norms, tolerance)
+    survivors = pairs.survivors(norms, tolerance, False)
     build = Build(engine.operator, 0.0, densities, twice, True, survivors, lambda count: None)
     with engine.lock:
         part = PartialSums(worker, build)

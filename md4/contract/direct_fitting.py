@@ -12,7 +12,7 @@ has parts that fit into memory. Several workers divide the columns for J, and or
 import numpy as np
 
 from md4.contract.exchange_factors import add_exchange, half_transformed
-from md4.contract.fitting_stores import WORK_SHARE, block_rows, groups_within, zeros
+from md4.contract.fitting_stores import WORK_SHARE, block_rows, parts_within, zeros
 from md4.support.memory import check_fits
 
 
@@ -74,7 +74,7 @@ class DirectBuild:
         ]
         return [
             [(number, exchange[number][first:last]) for number, first, last in group]
-            for group in groups_within(ranges, budget)
+            for group in parts_within(ranges, budget)
         ]
 
     def one_pass(self, group, rho):

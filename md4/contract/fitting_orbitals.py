@@ -18,7 +18,7 @@ import numpy as np
 
 from md4.contract.direct_fitting import DirectBuild
 from md4.contract.exchange_factors import half_of_rows, takes_rows
-from md4.contract.fitting_stores import WORK_SHARE, block_rows, groups_within, zeros
+from md4.contract.fitting_stores import WORK_SHARE, block_rows, parts_within, zeros
 from md4.support.memory import check_fits, host_array
 
 # For messages.
@@ -134,9 +134,9 @@ def groups(columns, sides):
     """Lists of (Sides, slice of the orbitals of the first set) whose half-transformed integrals fit into memory."""
     left = columns.algebra.memory_left() - columns.least_bytes
     ranges = [(n, 0, side.first.shape[1], column_bytes(columns, side.second.shape[1])) for n, side in enumerate(sides)]
-    largest = max(size for *_, size in ranges)
+    largest = max((size for *_, size in ranges), default=0)
     check_fits(largest / WORK_SHARE, left, "with store='direct', integrals over one orbital need at least")
-    found = groups_within(ranges, int(WORK_SHARE * left))
+    found = parts_within(ranges, int(WORK_SHARE * left))
     return [[(sides[n], slice(first, last)) for n, first, last in group] for group in found]
 
 

@@ -34,7 +34,7 @@ def block_rows(algebra, row_bytes, most=None):
     return max(1, int(min(algebra.block_bytes if most is None else most, WORK_SHARE * left) // row_bytes))
 
 
-def groups_within(ranges, budget):
+def parts_within(ranges, budget):
     """Lists of (key, first, last), parts of ranges (key, first, last, size of one), of which each list has a budget."""
     groups, room = [], 0
     for key, begin, last, size in ranges:

@@ -139,15 +139,10 @@ class ListPairs:
                 array[:] = 0.0
         return Norms(exchange, own, beyond, norms)
 
-    def survivors(self, norms, tolerance):
-        """`Survivors` of a tolerance."""
-        counts, found = self.counted(norms, tolerance, np.empty(0))
-        rule = QuartetRule(tolerance, self.shells, self.exact, self.terms, norms.own, norms.blocks, counts)
-        return Survivors(self, norms, found, rule)
-
-    def counted(self, norms, tolerance, products):
-        """`counts` and `found` of `md4.cpu.screening.count_survivors`, and its `products`, unless these are empty."""
+    def survivors(self, norms, tolerance, bounded):
+        """`Survivors` of a tolerance; `bounded`: they have `Survivors.bounded`."""
         (lists, places), pairs, rows = self.table, self.pairs, int(self.rows.sum())
+        products = np.empty(rows if bounded else 0)
         found, counts = np.zeros((len(pairs), FOUND.size), dtype=np.int64), np.empty(rows, dtype=np.int32)
         cuts = np.arange(1, -(-rows // COUNT_ROWS)) * COUNT_ROWS
         ends = [0, *np.searchsorted(pairs[:, PAIR.first], cuts).tolist(), len(pairs)]
@@ -159,7 +154,8 @@ class ListPairs:
             )  # fmt: skip
 
         in_threads(len(ends) - 1, count, 8 * rows)
-        return counts, found
+        rule = QuartetRule(tolerance, self.shells, self.exact, self.terms, norms.own, norms.blocks, counts)
+        return Survivors(self, found, products, rule)
 
     def seconds(self, predicted, matrices):
         """Predicted seconds of a quartet of each pair of lists, shape (number of pairs,), kept.
@@ -189,8 +185,8 @@ class Survivors:
         By which some of these can be left out, too.
     """
 
-    def __init__(self, pairs, norms, found, rule):
-        self.pairs, self._norms, self.rule = pairs, norms, rule
+    def __init__(self, pairs, found, products, rule):
+        self.pairs, self._products, self.rule = pairs, products, rule
         self.quartets, self.used, self.widths = found.T.tolist()
         self.total = sum(self.quartets)
 
@@ -226,12 +222,6 @@ class Survivors:
         bra, ket = self.pairs.numbers[task.pair]
         of_task = task.part, task.parts, task.pair, task.seconds - EACH
         return ListPair(lists[bra].prepared, lists[ket].prepared, bra == ket, None, None, *of_task)
-
-    @cached_property
-    def _products(self):
-        products = np.empty(len(self.rule.counts))
-        self.pairs.counted(self._norms, self.rule.tolerance, products)
-        return products
 
     def bounded(self, pair):
         """A `ListPair` with bounds, by which the same quartets survive."""

@@ -240,9 +240,9 @@ class Team:
 
     def screen(self, build, densities):
         """Finds the quartets of a build that survive; `densities` have the shape (n, nao, nao)."""
-        pairs = self.list_pairs(build.with_k)
+        pairs, bounded = self.list_pairs(build.with_k), self.engine.backend.sums.takes_bounds
         norms = pairs.norms(densities, len(build.coulomb) > 0, build.with_k)
-        build.survivors = pairs.survivors(norms, build.tolerance)
+        build.survivors = pairs.survivors(norms, build.tolerance, bounded)
 
     def seconds(self, build):
         """Predicted seconds of each pair of lists in a build."""

@@ -24,7 +24,7 @@ class HostSums:
 
     # Lists of few pairs would leave lanes empty, so those of all primitive counts are one list.
     mixed_shells = 1 << 62
-    makes_forces, coulomb_key = True, None
+    makes_forces, takes_bounds, coulomb_key = True, True, None
 
     def __init__(self, backend):
         self.backend = backend

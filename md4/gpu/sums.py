@@ -31,7 +31,7 @@ ORDERED_FUNCTIONS, BOUND_STEP = 25, 2
 class DeviceSums:
     """How a GPU makes J and K; see `md4.backends.Sums`."""
 
-    mixed_shells, copies = MIXED_SHELLS, 1
+    mixed_shells, copies, takes_bounds = MIXED_SHELLS, 1, False
 
     @property
     def makes_forces(self):

@@ -118,7 +118,7 @@ def test_survivors(tolerance, flags):
     """Each bra pair has the ket pairs with which bounds and norms multiply to the tolerance, and those before them."""
     pairs = list_pairs_of(CHAIN)
     norms, lists = pairs.norms(random_densities(CHAIN), *flags), pairs.lists
-    found = pairs.survivors(norms, tolerance)
+    found = pairs.survivors(norms, tolerance, True)
     firsts = np.cumsum([0, *map(len, lists)])
     for n, (bra, ket) in enumerate(pairs.numbers):
         pair = found.bounded(found.list_pair(lists, Task(n, 0, 1, 0.0)))
@@ -146,7 +146,7 @@ def test_survivors(tolerance, flags):
 
 def test_parts_cover_what_the_whole_does():
     pairs = list_pairs_of(CHAIN)
-    found = pairs.survivors(pairs.norms(random_densities(CHAIN), True, True), 1e-6)
+    found = pairs.survivors(pairs.norms(random_densities(CHAIN), True, True), 1e-6, False)
     for n in range(len(found)):
         counts = found.counts(n)
         covered = np.zeros((len(counts), counts.max(initial=1)), dtype=int)

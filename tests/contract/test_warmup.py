@@ -120,9 +120,9 @@ def test_nothing_is_left_to_compile_for_forces(exchange, monkeypatch):
         if use == "forces":
             asked.append(backend.asked_by(work))
 
-    with running("dmma16"):
+    with running("dmma16"), monkeypatch.context() as patches:
         jk = md4.JK(mol, backend="cuda")
-        monkeypatch.setattr(GpuBackend, "compile_ahead", note)
+        patches.setattr(GpuBackend, "compile_ahead", note)
         jk.gradient(np.eye(mol.nao), exchange=exchange)
     warm, more = (asked_by_basis(md4.Basis.from_mol(mol), "coulomb", (9, 0), forces=these) for these in (False, True))
     assert "pair_forces" in {variant.factory.__name__ for variant in set(more) - set(warm)}
@@ -137,10 +137,10 @@ def test_forces_of_density_fitting(monkeypatch):
     bases = [md4.Basis.from_mol(molecule("O 0 0.1 0; H 0.3 0.9 -0.6", these)) for these in shells]
     launched, ahead = set(), {}
     launch = DeviceContext.launch
-    with running("dmma16"), cupy():
+    with running("dmma16"), cupy(), monkeypatch.context() as patches:
         made = FittingGradient(DensityFitting(*bases, backend="cuda"))
-        monkeypatch.setattr(DeviceContext, "launch", lambda self, *args: launched.add(args[0]) or launch(self, *args))
-        monkeypatch.setattr(GpuBackend, "compile_ahead", lambda self, use, basis, work, *_, **__: ahead.update(
+        patches.setattr(DeviceContext, "launch", lambda self, *args: launched.add(args[0]) or launch(self, *args))
+        patches.setattr(GpuBackend, "compile_ahead", lambda self, use, basis, work, *_, **__: ahead.update(
             {use: set(self.asked_by(work))}))  # fmt: skip
         made.run(np.eye(bases[0].nao), 1.0, 1.0)
     launched = {variant for variant in launched if variant.factory.__name__ not in ("unpack_rows", "half_transform")}

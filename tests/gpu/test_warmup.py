@@ -35,13 +35,13 @@ def asked():
     return list(asked_by_shells(0, True, "coulomb", (9, 0)))
 
 
-def test_a_first_call_looks_for_kernels_once(monkeypatch):
-    """Of the same work on the same basis set; the kernels that it asks for are given to `compile_ahead`."""
+def test_work_is_looked_at_once(monkeypatch):
+    """By a dry run, which finds the kernels for `compile_ahead`."""
     asked, ahead, basis = [], GpuBackend.compile_ahead, md4.Basis.from_arrays([0], [[0.9]], [[1.0]], [[0.0] * 3])
-    with running("dmma16"):
-        monkeypatch.setattr(GpuBackend, "compile_ahead", ahead)
-        monkeypatch.setattr("md4.gpu.backend.seen_ahead", set())
-        monkeypatch.setattr("md4.gpu.backend.compile_ahead", lambda find, progress: asked.append(find()))
+    with running("dmma16"), monkeypatch.context() as patches:
+        patches.setattr(GpuBackend, "compile_ahead", ahead)
+        patches.setattr("md4.gpu.backend.seen_ahead", set())
+        patches.setattr("md4.gpu.backend.compile_ahead", lambda find, progress: asked.append(find()))
         backend = md4.Engine(basis, backend="cuda").backend
         for _ in range(2):
             backend.compile_ahead("tensor", basis, lambda dry: asked.append(dry.dry))
