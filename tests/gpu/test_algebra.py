@@ -92,7 +92,13 @@ def compare(ours, theirs, mol):
 
 
 def test_plain_python(emulated):
-    """From the first kernel to the last product, also with an operator that shares all else."""
+    """From the first kernel to the last product."""
+    compare(*(fitting(FEW, AUXILIARY, name) for name in ("cuda", "cpu")), FEW)
+
+
+@pytest.mark.thorough
+def test_another_operator(emulated):
+    """It shares all else, before and after."""
     ours, theirs = (fitting(FEW, AUXILIARY, name) for name in ("cuda", "cpu"))
     compare(ours, theirs, FEW)
     operator = md4.Operator.erf(0.4)

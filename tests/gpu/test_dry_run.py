@@ -66,8 +66,8 @@ def test_mo_integrals(launched, monkeypatch):
     def compile_ahead(backend, use, basis, work, *_, **__):
         asked.update(backend.asked_by(work))
 
-    monkeypatch.setattr(GpuBackend, "compile_ahead", compile_ahead)
-    with cupy():
+    with cupy(), monkeypatch.context() as patches:
+        patches.setattr(GpuBackend, "compile_ahead", compile_ahead)
         team = RowTeam([md4.Engine(md4.Basis.from_mol(mol), backend="cuda")])
         OneIndexOfEachSide(team, np.eye(mol.nao)[:, :1], 1)
         md4.ao2mo.full(mol, np.eye(mol.nao)[:, :2], backend="cuda")
@@ -89,9 +89,10 @@ def test_gradients(launched, basis, monkeypatch):
     jk = md4.JK(mol, backend="cuda")
     jk.lists  # noqa: B018 makes them, with kernels of their own
     found.clear()
-    monkeypatch.setattr(GpuBackend, "compile_ahead", compile_ahead)
-    for omega in (0.0, 0.4):
-        jk.gradient(np.ones((mol.nao, mol.nao)), omega=omega)
+    with monkeypatch.context() as patches:
+        patches.setattr(GpuBackend, "compile_ahead", compile_ahead)
+        for omega in (0.0, 0.4):
+            jk.gradient(np.ones((mol.nao, mol.nao)), omega=omega)
     assert {variant.factory.__name__ for variant in found} >= {"select_kets", "pair_forces"}
     assert found <= asked
 
@@ -104,9 +105,10 @@ def test_tensors_of_derivatives(launched, monkeypatch):
     def compile_ahead(backend, use, basis, work, *_):
         asked.update(backend.asked_by(work))
 
-    monkeypatch.setattr(GpuBackend, "compile_ahead", compile_ahead)
-    for name in ("int2e_ip1", "int3c2e_ip1"):
-        md4.intor(mol, name, backend="cuda")
+    with monkeypatch.context() as patches:
+        patches.setattr(GpuBackend, "compile_ahead", compile_ahead)
+        for name in ("int2e_ip1", "int3c2e_ip1"):
+            md4.intor(mol, name, backend="cuda")
     assert {variant.name for variant in found} >= {"h_matrices-False-True", "scatter_block-derivatives"}
     assert found <= asked
 
