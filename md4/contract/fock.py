@@ -304,7 +304,7 @@ class JK(Gradients):
         dm = self._frame.densities(dm)
         general = np.concatenate([dm, dm.transpose(0, 2, 1)]) if hermi == 0 else dm
         exchange = general if with_k else dm[:0]
-        coulomb = plus_transposed(dm, out=self._twice(dm)) if with_j and hermi != 2 else dm[:0]
+        coulomb = self._twice(dm) if with_j and hermi != 2 else dm[:0]
         build = Build(operator, tolerance * self._frame.sharpening, exchange, coulomb, with_k)
         x, y = map(self._frame.sums, self._sums(build, dm))
         vj = vk = None
@@ -318,7 +318,7 @@ class JK(Gradients):
         return vj, vk
 
     def _twice(self, dm):
-        """Memory for D + D^T, which is kept: to write new memory takes longer than the sum."""
+        """Memory for D + D^T, which is kept: to write new memory takes longer than the sum. `_sums` fills it."""
         if self._kept.shape != dm.shape:
             self._kept = np.empty((0, 0, 0))  # before the next one is counted
             self._kept = self.engine.backend.watch(np.empty_like(dm))
@@ -330,6 +330,8 @@ class JK(Gradients):
             self.stats = Statistics(skipped=self._quartets)
             return build.exchange, build.coulomb
         self.team.compile_ahead(build, dm, self._finest * self._frame.sharpening, self.progress)
+        if len(build.coulomb):
+            plus_transposed(dm, out=build.coulomb)
         self._make_lists()
         self.team.screen(build, dm)
         found, self.stats = self.team.run(build, self.progress)

@@ -43,7 +43,8 @@ class DeviceDigest(DealtTarget):
 
     def __init__(self, engine, lists, survivors, densities, twice):
         super().__init__(engine, survivors, [densities.shape, twice.shape])
-        context, self.nao, self.lists = self.context, densities.shape[-1], lists
+        context, self.nao = self.context, densities.shape[-1]
+        self.kept = dict.fromkeys(lists)  # as keys, those of which H matrices may be there
         n, m = densities.size, twice.size
         # At the same address in each build, if possible, so that launches can be repeated.
         self.buffer = context.pool.own_room("densities and sums", max(1, 2 * (n + m)))
@@ -97,6 +98,7 @@ class DeviceDigest(DealtTarget):
     def add_pair(self, pair):
         """Adds the surviving quartets of a `ListPair`: row by row, or in rectangles that cover them."""
         survivors, bra, ket, number = self.survivors, pair.bra, pair.ket, pair.number
+        self.kept[bra] = self.kept[ket] = None
         first, last, wanted = 0, bra.npair, survivors.quartets[number]
         if pair.parts > 1:
             counts = survivors.counts(number)
@@ -192,8 +194,9 @@ class DeviceDigest(DealtTarget):
             if len(ab) * len(cd) == 1:
                 raise
         # Only now is the memory free that the exception's frames referred to.
-        for this in self.lists:
+        for this in self.kept:
             this.drop()
+        self.kept = {}
         log.debug("no memory for %r with %r at once; they are made in halves", ab.pairs, cd.pairs)
         for half in halves(max(ab, cd, key=len)):
             self.add_rectangle(*((half, cd) if len(ab) >= len(cd) else (ab, half)), same, limits)
