@@ -31,9 +31,15 @@ WORTH_PROCESSES = 12
 
 
 def start_worker(capability):
-    """The first that a process of the pool does, which compiles for a compute capability and needs no device."""
+    """The first that a spawned process of a pool does, which compiles for a compute capability and needs no device."""
     end_with_parent()
     compile_worker.start(capability)
+
+
+def start_fork(pipe):
+    """The first that a forked process of a pool does: it closes the descriptor of `serve`'s pipe."""
+    end_with_parent()
+    os.close(pipe)
 
 
 def end_with_parent():
@@ -63,9 +69,12 @@ def expected_seconds(variant):
     return 1.2 if name in ("digest_rows", "correlation_by_warps", "r_by_axis") else 0.8
 
 
-def compiled(variants, jobs, capability):
-    """Compiles variants in `jobs` processes, the longest first; yields a line for the log as each is done."""
-    with ProcessPoolExecutor(jobs, get_context("spawn"), start_worker, (capability,)) as pool:
+def compiled(variants, capability, jobs, *start):
+    """Compiles variants in `jobs` processes, the longest first; yields a line for the log as each is done.
+
+    `start`: the context of `multiprocessing`, and what processes do first with which arguments.
+    """
+    with ProcessPoolExecutor(jobs, *start) as pool:
         wanted = sorted(variants, key=expected_seconds, reverse=True)
         runs = [pool.submit(compile_variant, capability, variant) for variant in wanted]
         try:
@@ -86,7 +95,7 @@ def compile_all(variants, jobs, capability, progress):
     def work(todo, bar):
         number = min(jobs, len(todo))
         log.info("%d kernels are compiled by %d processes, once for this version of md4", len(todo), number)
-        for line in compiled(todo, number, capability):
+        for line in compiled(todo, capability, number, get_context("spawn"), start_worker, (capability,)):
             log.debug("compiled %s", line)
             bar.update()
 
@@ -204,9 +213,14 @@ def compile_there(todo, jobs, capability, bar):
 def serve():
     """The other end of `compile_there`: writes a line of the log for each kernel.
 
-    Its own processes do not inherit the pipe: the caller would wait for them if this one were killed.
+    Its own processes are forks, which is safe without a device and without threads. They have all that the first kernel
+    took to be loaded. They do not keep the pipe: the caller would wait for them if this one were killed.
     """
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    for line in compiled(*pickle.load(sys.stdin.buffer)):
+    variants, jobs, capability = pickle.load(sys.stdin.buffer)
+    compile_worker.start(capability)
+    quickest, *others = sorted(variants, key=expected_seconds)
+    print(compile_variant(capability, quickest), file=out, flush=True)
+    for line in compiled(others, capability, jobs, get_context("fork"), start_fork, (out.fileno(),)):
         print(line, file=out, flush=True)
