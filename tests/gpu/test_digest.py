@@ -22,7 +22,7 @@ def test_a_block_without_room_is_gone_before_its_halves_are_made():
     """Its memory may be all that there is."""
     pairs, refused, made = np.arange(4).view(WithPairs), [], []
     sums = object.__new__(DeviceDigest)
-    sums.lists = []
+    sums.kept = {}
 
     def add_block(ab, cd, same, limits):
         assert not [block for block in refused if block() is not None]
