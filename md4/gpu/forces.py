@@ -28,13 +28,13 @@ from md4.gpu.buffers import Buffer, words
 from md4.gpu.h_layout import BRA_TURNED, KET_ELEMENTS
 from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
 from md4.gpu.hermite_rows import row_width
-from md4.gpu.kernels.gamma_blocks import gamma_size, launch_gamma, launch_gamma_of_table
+from md4.gpu.kernels.gamma_blocks import gamma_numbers, gamma_size, launch_gamma, launch_gamma_of_table
 from md4.gpu.kernels.pair_forces import launch_forces
 from md4.gpu.kernels.recurrence import launch_listed_r, launch_r
 from md4.gpu.kernels.reverse_fused import fused_reverse, launch_reverse_fused
 from md4.gpu.kernels.reverse_lanes import lane_plan, launch_reverse_lanes
 from md4.gpu.kernels.reverse_sums import launch_reverse, reverse_tile
-from md4.gpu.kernels.select_kets import OTHER_BYTES, ROW_BYTES, WARPS, count_sizes, launch_select
+from md4.gpu.kernels.select_kets import OTHER_BYTES, ROW_BYTES, WARPS, count_sizes, launch_select, packed_shells
 from md4.gpu.kernels.two_products import BEHIND, bra_form
 from md4.gpu.paths import bra_launcher
 from md4.gpu.r_layout import r_stride_of
@@ -350,7 +350,7 @@ class DeviceForces:
         if number not in self.tables:
             bounds, of_prims = self.bounds[number], self.of_prims[number]
             arrays = [bounds.derivative, of_prims.derivative, bounds.own, of_prims.own]
-            arrays = [self.lists[number].pairs.pairs, *arrays]
+            arrays = [packed_shells(self.lists[number].pairs.pairs), *arrays]
             self.tables[number] = context.pool.upload(arrays, context.stream)[1]
         shells, *both = self.tables[number]
         of_side = both[:2] if of_bra else both[2:]
@@ -458,7 +458,8 @@ class DeviceForces:
                 context, len(ab), ab.facts.max_prim, bra, ab.first, kets, len(ket), norms, PRIMITIVE_PART * norms[-1],
                 (table[2], of_chunk[2], z[0]), table, terms.by_table,
             )  # fmt: skip
-            gamma, of_gamma = context.pool.room("gamma", (shells + 1) * size), terms.gamma_of(task.number, number)
+            gamma = context.pool.room("gamma", gamma_numbers(shells, size, in_lanes))
+            of_gamma = terms.gamma_of(task.number, number)
             if terms.by_table:
                 launch_gamma_of_table(context, in_lanes, table[2:4], ab, ket, of_gamma, gamma)
             else:
@@ -684,5 +685,7 @@ class DeviceForces:
         lanes, fused = plans_of(context, one, other, hermite)
         if lanes or fused:
             of_prims = one.max_prim * ket.nprim * (8 if lanes else 12 + quartet)
-            return z + len(ket) * (8 * gamma_size(one, other, lanes is not None) + 8) + of_prims
+            side_by_side = lanes is not None
+            gamma = gamma_numbers(len(ket), gamma_size(one, other, side_by_side), side_by_side)
+            return z + 8 * gamma + 8 * len(ket) + of_prims
         return z + one.max_prim * (other.max_prim * quartet + 64 * np8 * other.nab)

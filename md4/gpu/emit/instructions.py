@@ -184,6 +184,12 @@ def global_after(address, step, n, precision):
     return call_asm(precision.llvm, [address, step], text, f"={precision.letter},l,r", effects=True)
 
 
+def global_beyond(address, offset, precision):
+    """The real number a known `offset` of bytes after `address`, as `global_after`."""
+    text = f"ld.global.nc.{precision.ptx} $0, [$1+{offset}];"
+    return call_asm(precision.llvm, [address], text, f"={precision.letter},l", effects=True)
+
+
 def global_number(address, offset=0, kind=FP64):
     """A number of global memory `offset` bytes after `address`, which no one writes meanwhile; LLVM may move it."""
     builder = address.builder
@@ -254,14 +260,14 @@ def add_double_if(address, value, n, comparison, limit):
 # asynchronous copies
 
 
-def copy_async(to, source, live, to_offset=0, from_offset=0, filled=None, nbytes=16):
+def copy_async(to, source, live=None, to_offset=0, from_offset=0, filled=None, nbytes=16):
     """Starts a copy from global memory (i64) to shared memory (i32); all asynchronous copies are of it.
 
     Parameters
     ----------
     to, source : Value
         Addresses.
-    live : (Value, int)
+    live : (Value, int), optional
         Only under this condition.
     to_offset, from_offset : int
         Bytes after them.
@@ -269,11 +275,14 @@ def copy_async(to, source, live, to_offset=0, from_offset=0, filled=None, nbytes
         Of so many bytes (i32); the others are zeros.
     nbytes : {16, 8}
     """
-    more = [] if filled is None else [filled]
-    value, constraint, test = condition(live, 2 + len(more))
-    size, cached = f"{nbytes}, $2" if more else str(nbytes), "cg" if nbytes == 16 else "ca"
-    text = f"{{ {test} @p cp.async.{cached}.shared.global [$0+{to_offset}], [$1+{from_offset}], {size}; }}"
-    call_asm(None, [to, source, *more, value], text, ",".join(["r,l", *"r" * len(more), constraint]), effects=True)
+    operands = [to, source, *([] if filled is None else [filled])]
+    constraints = ["r", "l", "r"][: len(operands)]
+    size, cached = str(nbytes) if filled is None else f"{nbytes}, $2", "cg" if nbytes == 16 else "ca"
+    text = f"cp.async.{cached}.shared.global [$0+{to_offset}], [$1+{from_offset}], {size};"
+    if live is not None:
+        value, constraint, test = condition(live, len(operands))
+        text, operands, constraints = f"{{ {test} @p {text} }}", [*operands, value], [*constraints, constraint]
+    call_asm(None, operands, text, ",".join(constraints), effects=True)
 
 
 @cache
@@ -294,7 +303,7 @@ def make_copies(count, step):
 @word(None, i32, i64)
 def copy_number(to, source):
     """The thread starts to copy 8 bytes from a global address to shared memory."""
-    copy_async(to, source, (source, 0), nbytes=8)
+    copy_async(to, source, nbytes=8)
 
 
 @cache

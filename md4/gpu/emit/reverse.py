@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from md4.gpu.emit.instructions import global_after, global_int, load, shared_real, store_if
+from md4.gpu.emit.instructions import global_after, global_beyond, global_int, load, shared_real, store_if
 from md4.gpu.emit.values import FP64, OPEN, i32, i64, multiply_add, select, tuple_of, word
 from md4.gpu.emit.warp_sums import emit_warp_place, emit_warp_sum
 
@@ -17,17 +17,17 @@ def rows_of(elements):
 
 @cache
 def make_reverse_products(elements, functions, nab, count, known=None):
-    """Intrinsic (Z, h, h_step, r, gamma, gamma_step, offsets, first) -> Z + Gamma U of `count` Hermite functions p.
+    """Intrinsic (Z, h, h_step, r, gamma, offsets, first) -> Z + Gamma U of `count` Hermite functions p.
 
     Z[ab][p] is a tuple. Addresses are the lane's: in global memory of H, whose `elements` (cd, q) are `h_step` bytes
-    apart, and of Gamma[ab][cd], `gamma_step` bytes apart, and in shared memory of r. `offsets` are the bytes from r to
+    apart, and of Gamma[ab][cd] in a tile of 32 quartets, and in shared memory of r. `offsets` are the bytes from r to
     r[p + q], [p][q] for the `functions` q, from the one with the number `first` on; `known` is a tuple of them where
     the p are always the same.
     """
     rows, z_tuple = rows_of(elements), tuple_of(FP64, nab * count)
 
-    @word(z_tuple, z_tuple, i64, i32, i32, i64, i32, OPEN, i64)
-    def reverse_products(z, h, h_step, r, gamma, gamma_step, offsets, first):
+    @word(z_tuple, z_tuple, i64, i32, i32, i64, OPEN, i64)
+    def reverse_products(z, h, h_step, r, gamma, offsets, first):
         table = offsets.at(first, 4)
 
         def r_number(p, q):
@@ -36,7 +36,7 @@ def make_reverse_products(elements, functions, nab, count, known=None):
 
         for cd, row in enumerate(rows):
             factors = [global_after(h, h_step, n, FP64) for n, _ in row]
-            gammas = [global_after(gamma, gamma_step, ab * len(rows) + cd, FP64) for ab in range(nab)]
+            gammas = [global_beyond(gamma, 256 * (ab * len(rows) + cd), FP64) for ab in range(nab)]
             for p in range(count):
                 u = None
                 for factor, (_, q) in zip(factors, row):

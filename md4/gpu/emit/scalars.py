@@ -4,7 +4,9 @@ from md4.gpu.emit.instructions import (
     add_double,
     address_plus,
     global_number,
+    shared_int,
     shared_real,
+    store,
 )
 from md4.gpu.emit.values import OPEN, f64, i32, i64, word
 
@@ -13,6 +15,24 @@ from md4.gpu.emit.values import OPEN, f64, i32, i64, word
 def load_shared(address):
     """The double at a shared address."""
     return shared_real(address)
+
+
+@word(i32, i32)
+def load_shared_int(address):
+    """The 32-bit integer at a shared address."""
+    return shared_int(address)
+
+
+@word(None, i32, i32)
+def store_shared_int(address, value):
+    """Writes the 32-bit integer at a shared address."""
+    store(address, [value])
+
+
+@word(f64, i64)
+def load_at(address):
+    """The double of global memory at an address, which no one writes meanwhile."""
+    return global_number(address)
 
 
 @word(f64, OPEN, i64)

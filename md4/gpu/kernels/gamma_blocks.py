@@ -8,14 +8,16 @@ already, it is brought into the same order.
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, I32, cuda, i64, jit_device, types
-from md4.gpu.emit.scalars import quotient
+from md4.gpu.device_code import F64, I32, cuda, i32, i64, jit_device, types, u64
+from md4.gpu.emit.instructions import address_of, commit_copies, copy_number, make_wait_copies, shared_address
+from md4.gpu.emit.scalars import address_at, load_shared, load_shared_int, quotient
 from md4.gpu.kernels.gamma_table import GammaTable
 from md4.gpu.kernels.groups import levels_of
 from md4.gpu.kernels.reverse_sums import Densities, FunctionPairs
 from md4.gpu.tiles import blocks_of_8
 
 # Threads of a block, quartets that it takes at most, and bytes of shared memory that their densities take, about.
+# Quartets are side by side in tiles of GROUP.
 THREADS, GROUP, GROUP_BYTES = 128, 32, 24 << 10
 
 
@@ -48,24 +50,28 @@ def density_place(n, na, nb, nc, nd):
     return left, right, row, n - row * width
 
 
-def gamma_of(d, at, coulomb, half_k, a, b, c, d_, na, nb, nc, nd):
-    """Gamma of four functions of a quartet, whose blocks of D are in shared memory from `at` on (device function)."""
-    cd = at + na * nb
-    ac = cd + nc * nd
-    bd = ac + na * nc
-    ad = bd + nb * nd
-    bc = ad + na * nd
-    value = coulomb * (d[at + a * nb + b] * d[cd + c * nd + d_])
-    return value + half_k * (d[ac + a * nc + c] * d[bd + b * nd + d_] + d[ad + a * nd + d_] * d[bc + b * nc + c])
+def tile_place(quartet, size):
+    """Of quartets side by side, of `size` numbers each: where the first number of one is (device function)."""
+    return (quartet >> 5) * (GROUP * size) + (quartet & (GROUP - 1))
+
+
+def places_of(na, nb, nc, nd):
+    """Bytes from the block ab in shared memory to the blocks cd, ac, bd, ad and bc (device function)."""
+    cd = 8 * na * nb
+    ac = cd + 8 * nc * nd
+    bd = ac + 8 * na * nc
+    ad = bd + 8 * nb * nd
+    return cd, ac, bd, ad, ad + 8 * na * nd
 
 
 def gamma_blocks(side_by_side):
-    """Kernel factory: Gamma as blocks of cd, [quartet][block][ab][8 cd], or [ab][cd][quartet] if `side_by_side`.
+    """Kernel factory: Gamma as blocks of cd, [quartet][block][ab][8 cd], or in tiles of quartets `side_by_side`.
 
     In blocks the cd are in the `order` of a tile's rows (`md4.gpu.staircases.row_table`). Several blocks are filled up
-    by zeros, one has only what there is. Side by side there are zeros for one quartet more.
+    by zeros, one has only what there is. A tile is [ab][cd][32 quartets]. There are zeros for one quartet more.
     """
-    place_of, gamma, more = jit_device(density_place), jit_device(gamma_of), 1 if side_by_side else 0
+    block_place, in_tile, more = jit_device(density_place), jit_device(tile_place), 1 if side_by_side else 0
+    places, wait = jit_device(places_of), make_wait_copies(0)
 
     def kernel(
         quartets: ShellQuartets, group: i64, size: i64, bra: FunctionPairs, ket: FunctionPairs, densities: Densities,
@@ -79,10 +85,14 @@ def gamma_blocks(side_by_side):
         many = min(group, count + more - first)
         if tid < many:
             known = min(first + tid, count - 1)
-            ab, kl = i64(quartets.bra[known]), i64(quartets.ket[known])
+            ab, kl = u64(quartets.bra[u64(known)]), u64(quartets.ket[u64(known)])
             a, b, c, e = bra.aos[ab, 0], bra.aos[ab, 1], ket.aos[kl, 0], ket.aos[kl, 1]
-            aos[tid, 0], aos[tid, 1], aos[tid, 2], aos[tid, 3] = a, b, c, e
-            weights[tid] = (1.0 if a == b else 2.0) * (1.0 if c == e else 2.0) if first + tid < count else 0.0
+            own = u64(tid)
+            aos[own, 0], aos[own, 1], aos[own, 2], aos[own, 3] = a, b, c, e
+            weights[own] = (1.0 if a == b else 2.0) * (1.0 if c == e else 2.0) if first + tid < count else 0.0
+        row_bytes = i32(8 * nao)
+        ab_at, aos_at, weights_at = i32(shared_address(d)), i32(shared_address(aos)), i32(shared_address(weights))
+        of_cd, of_ac, of_bd, of_ad, of_bc = places(na, nb, nc, nd)
         for s in range(densities.coulomb.size):
             cuda.syncthreads()
             step = min(size, i64(THREADS))
@@ -90,28 +100,47 @@ def gamma_blocks(side_by_side):
             own = quotient(tid, step)
             n = tid - own * step
             while own < together and n < size:
-                left, right, row, column = place_of(min(n, nab + ncd + (na + nb) * (nc + nd) - 1), na, nb, nc, nd)
-                quartet = own
-                while quartet < many:
-                    at = (s * nao + aos[quartet, left] + row) * nao + aos[quartet, right] + column
-                    d[quartet * size + n] = densities.numbers[at]
-                    quartet += together
+                left, right, row, column = block_place(min(n, nab + ncd + (na + nb) * (nc + nd) - 1), na, nb, nc, nd)
+                source, to = address_of(densities.numbers, (s * nao + row) * nao + column), i32(ab_at + 8 * (own * size + n))
+                left, right, end = i32(aos_at + 16 * own + 4 * left), 4 * i32(right - left), i32(aos_at + 16 * many)
+                while left < end:
+                    of_row = address_at(source, load_shared_int(left), row_bytes)
+                    copy_number(to, address_at(of_row, load_shared_int(i32(left + right)), 8))
+                    left, to = i32(left + 16 * together), i32(to + 8 * size * together)
                 n += step
+            commit_copies()
+            wait()
             cuda.syncthreads()
             j, half_k = densities.coulomb[s], -0.5 * densities.exchange[s]
             if side_by_side:
-                n = tid >> 5
-                quartet = tid & 31
-                while n < nab * ncd and quartet < many:
-                    row = quotient(n, ncd)
-                    cd = n - row * ncd
-                    a, c = quotient(row, nb), quotient(cd, nd)
-                    value = weights[quartet] * gamma(
-                        d, quartet * size, j, half_k, a, row - a * nb, c, cd - c * nd, na, nb, nc, nd
-                    )
-                    place = n * (count + 1) + first + quartet
-                    out[place] = value if s == 0 else out[place] + value
-                    n += THREADS // 32
+                # a lane takes a quartet, a warp a range of functions (ab, c), all d
+                quartet, warp = tid & 31, tid >> 5
+                n, last = (nab * nc * warp) >> 2, (nab * nc * (warp + 1)) >> 2
+                row = quotient(n, nc)
+                a, c = quotient(row, nb), n - row * nc
+                b, here = row - a * nb, ab_at + 8 * size * quartet
+                ab, ac, bc = i32(here + 8 * row), i32(here + of_ac + 8 * (a * nc + c)), i32(here + of_bc + 8 * (b * nc + c))
+                ad, bd, cd = i32(here + of_ad + 8 * a * nd), i32(here + of_bd + 8 * b * nd), i32(here + of_cd + 8 * c * nd)
+                weight, place = load_shared(i32(weights_at + 8 * quartet)), in_tile(first + quartet, nab * ncd)
+                half_weight, place = weight * half_k, place + GROUP * nd * n
+                left, rest, turns, end_a, end_c = nc - c, nb - b, last - n, i32(8 * nb * nd), i32(8 * nc)
+                of_b, of_bc_row, of_cd_row = i32(8 * nd), i32(8 * nb * nc), i32(8 * ncd)
+                while turns > 0 and quartet < many:
+                    end, at_a, at_b = i32(cd + of_b), ad, bd
+                    d_ab, d_ac, d_bc = weight * j * load_shared(ab), half_weight * load_shared(ac), half_weight * load_shared(bc)
+                    while cd < end:
+                        value = d_ab * load_shared(cd) + d_ac * load_shared(at_b) + d_bc * load_shared(at_a)
+                        out[u64(place)] = value if s == 0 else out[u64(place)] + value
+                        cd, at_a, at_b, place = i32(cd + 8), i32(at_a + 8), i32(at_b + 8), place + GROUP
+                    ac, bc, turns, left = i32(ac + 8), i32(bc + 8), turns - 1, left - 1
+                    if left == 0:
+                        # from (a, b) to (a, b + 1), or from there to (a + 1, 0)
+                        left, rest, ab, cd = nc, rest - 1, i32(ab + 8), i32(cd - of_cd_row)
+                        if rest > 0:
+                            ac, bd = i32(ac - end_c), i32(bd + of_b)
+                        else:
+                            rest, bc = nb, i32(bc - of_bc_row)
+                            ad, bd = i32(ad + of_b), i32(bd + of_b - end_a)
             else:
                 width = i64(8) if ncd > 8 else ncd
                 blocks = quotient(ncd + width - 1, width) * nab * width
@@ -124,16 +153,24 @@ def gamma_blocks(side_by_side):
                     block = quotient(line, nab)
                     row, cd = line - block * nab, (block - line) * width + n
                     factor = 1.0 if cd < ncd else 0.0
-                    cd = i64(order[min(cd, ncd - 1)])
+                    cd = i64(order[u64(min(cd, ncd - 1))])
                     a, c = quotient(row, nb), quotient(cd, nd)
-                    quartet = own
-                    while quartet < many:
-                        value = factor * weights[quartet] * gamma(
-                            d, quartet * size, j, half_k, a, row - a * nb, c, cd - c * nd, na, nb, nc, nd
+                    b, e, here = row - a * nb, cd - c * nd, ab_at + 8 * size * own
+                    of_j, of_k, place = factor * j, factor * half_k, (first + own) * blocks + n
+                    ab, cd = here + 8 * row, here + of_cd + 8 * cd
+                    ac, bd = here + of_ac + 8 * (a * nc + c), here + of_bd + 8 * (b * nd + e)
+                    ad, bc = here + of_ad + 8 * (a * nd + e), here + of_bc + 8 * (b * nc + c)
+                    at, weight, end = i32(0), i32(weights_at + 8 * own), i32(weights_at + 8 * many)
+                    while weight < end:
+                        value = of_j * (load_shared(i32(ab + at)) * load_shared(i32(cd + at)))
+                        value += of_k * (
+                            load_shared(i32(ac + at)) * load_shared(i32(bd + at))
+                            + load_shared(i32(ad + at)) * load_shared(i32(bc + at))
                         )
-                        place = (first + quartet) * blocks + n
-                        out[place] = value if s == 0 else out[place] + value
-                        quartet += together
+                        value *= load_shared(weight)
+                        out[u64(place)] = value if s == 0 else out[u64(place)] + value
+                        at, place = i32(at + 8 * size * together), place + together * blocks
+                        weight = i32(weight + 8 * together)
                     n += step
 
     return Kernel(kernel, (THREADS, 8))
@@ -141,6 +178,7 @@ def gamma_blocks(side_by_side):
 
 def gamma_of_table(side_by_side):
     """Kernel factory: as `gamma_blocks`, from a table. A thread takes a number, or a quartet if `side_by_side`."""
+    in_tile = jit_device(tile_place)
 
     def kernel(quartets: ShellQuartets, table: GammaTable, nab: i64, ncd: i64, order: I32, out: F64):
         n, count = i64(cuda.blockIdx.x) * THREADS + i64(cuda.threadIdx.x), quartets.bra.size
@@ -153,10 +191,11 @@ def gamma_of_table(side_by_side):
         ab, kl = i64(quartets.bra[known]) * nab, i64(quartets.ket[known]) * ncd
         first = table.first + ab * table.of_bra + kl * table.of_ket
         if side_by_side:
+            here = in_tile(quartet, nab * ncd)
             for cd in range(ncd):
                 for row in range(nab):
                     value = table.numbers[first + row * table.of_bra + cd * table.of_ket]
-                    out[(row * ncd + cd) * (count + 1) + quartet] = value if quartet < count else 0.0
+                    out[here + GROUP * (row * ncd + cd)] = value if quartet < count else 0.0
         else:
             place = n - quartet * blocks
             line = quotient(place, width)
@@ -176,12 +215,19 @@ def gamma_size(bra, ket, side_by_side):
     return bra.nab * (ket.nab if side_by_side or ket.nab <= 8 else 8 * blocks_of_8(ket.nab))
 
 
+def gamma_numbers(count, size, side_by_side):
+    """Numbers of so many quartets of `size` numbers each, with those of one quartet more."""
+    return size * (GROUP * (count // GROUP + 1) if side_by_side else count + 1)
+
+
 def launch_gamma(context, side_by_side, quartets, aos, ab, cd, densities, out):
     """Gamma of shell quartets of two lists into `out`; arguments as those of the kernel and of `launch_reverse`."""
     bra, ket, count = ab.facts, cd.facts, quartets[0].size + side_by_side
     # one more where it is even, so that quartets side by side are in different banks
     size = bra.nab + ket.nab + (bra.na + bra.nb) * (ket.na + ket.nb) | 1
     group = max(1, min(GROUP, GROUP_BYTES // (8 * size)))
+    if side_by_side:
+        group = 1 << group.bit_length() - 1  # no block begins within a sector of another's
     context.launch(
         Variant(gamma_blocks, (side_by_side,)), -(-count // group), THREADS, 8 * size * group, quartets, group, size,
         (aos[0], ab.first, bra.na, bra.nb), (aos[1], cd.first, ket.na, ket.nb), densities,

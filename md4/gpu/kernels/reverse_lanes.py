@@ -22,6 +22,7 @@ from md4.gpu.emit.instructions import address_of, make_empty, shared_address
 from md4.gpu.emit.reverse import make_add_sums, make_reverse_products
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.unrolled import make_r_by_axis
+from md4.gpu.kernels.gamma_blocks import tile_place
 from md4.gpu.kernels.groups import Records
 from md4.gpu.kernels.primitive_quartets import (
     Charge,
@@ -114,6 +115,7 @@ def reverse_lanes(nab, chunk, warps, ket_class, l, lowest, kind):
     zeros_upto, make_r = make_zeros_upto(kind, l + l_ket), make_r_by_axis(l + l_ket, False)
     empty, quartets = make_empty(nab * chunk), jit_device(quartets_of)
     charge_at, separation_of, set_bytes = jit_device(charge), jit_device(separate), 256 * row
+    place_of, gamma_size = jit_device(tile_place), nab * len({cd for cd, _ in elements})
 
     def kernel(
         records: Records, first_prim: i64, kets: KetPrimitives, slots: KetSlots, gamma: F64, dead: i64,
@@ -128,7 +130,7 @@ def reverse_lanes(nab, chunk, warps, ket_class, l, lowest, kind):
             return
         place, address = charge_at(records.numbers, prim * records.width), i32(shared_address(shared) + 8 * row * lane)
         own_r = i32(address + (tid >> 5) * set_bytes)
-        sums, h_step, gamma_step = empty(), i32(8 * slots.count), i32(8 * (dead + 1))
+        sums, h_step = empty(), i32(8 * slots.count)
         while n < behind:
             # each warp makes r of 32 quartets
             slot = slots.place[kets.numbers[min(n + tid, behind - 1)]]
@@ -144,7 +146,7 @@ def reverse_lanes(nab, chunk, warps, ket_class, l, lowest, kind):
                 own = min(n + lane, behind - 1)
                 slot, shells = slots.place[kets.numbers[own]], i64(kets.shells[own]) if own == n + lane else dead
                 sums = products(
-                    sums, address_of(slots.h, slot), h_step, r, address_of(gamma, shells), gamma_step,
+                    sums, address_of(slots.h, slot), h_step, r, address_of(gamma, place_of(shells, gamma_size)),
                     columns.offsets, first * columns.functions,
                 )  # fmt: skip
                 r, n = i32(r + set_bytes), n + 32
@@ -192,7 +194,7 @@ def launch_reverse_lanes(context, operator, plan, ab, cd, h, slots, gamma, hermi
     slots : md4.gpu.pair_layout.PairSlots
         Of the ket list.
     gamma : Buffer
-        Of the shell quartets, side by side.
+        Of the shell quartets, side by side in tiles.
     hermite : ListFacts
         The Hermite functions of the bra.
     table, z : tuple

@@ -22,8 +22,9 @@ in the second pass where the next one goes. A warp lists what it finds behind wh
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, I32, I64, I64_2D, cuda, i32, i64, jit_device, types
-from md4.gpu.emit.scalars import quotient
+from md4.gpu.device_code import F64, I32, I64, I64_2D, cuda, i32, i64, jit_device, types, u32, u64
+from md4.gpu.emit.instructions import address_of, shared_address
+from md4.gpu.emit.scalars import load_at, load_shared, load_shared_int, store_shared_int
 from md4.gpu.kernels.gamma_table import TableNorms
 
 THREADS, WARPS = 128, 4
@@ -38,7 +39,8 @@ class BoundedPairs(NamedTuple):
 
     Attributes
     ----------
-    shells : int64 array, two-dimensional
+    shells : int64 array
+        `packed_shells` of each pair.
     start : int64 array
         Range of each pair in the primitive pairs.
     bounds : float64 array
@@ -49,7 +51,7 @@ class BoundedPairs(NamedTuple):
         |D| of each pair, one density after the other.
     """
 
-    shells: I64_2D
+    shells: I64
     start: I64
     bounds: F64
     of_prims: F64
@@ -124,35 +126,56 @@ class QuartetTable(NamedTuple):
     shells: I32
 
 
-def bound_of(norms, ket, cd, rows, near, a, b):
-    """What the densities give the bound of a quartet (device function).
-
-    `rows`, in shared memory, has those of a and of b of each density if `near`.
-    """
-    total, nshell, c, d = 0.0, norms.nshell, ket.shells[cd, 0], ket.shells[cd, 1]
+def bound_far(norms, ket, cd, a, b):
+    """What the densities give the bound of a quartet (device function)."""
+    total, nshell, c, d = 0.0, norms.nshell, ket.shells[cd] >> 32, ket.shells[cd] & 0xFFFFFFFF
     for s in range(norms.coulomb.size):
-        j, k = abs(norms.coulomb[s]), 0.5 * abs(norms.exchange[s])
-        if near:
-            at = 2 * s * nshell
-            ab, ac, ad = rows[at + b], rows[at + c], rows[at + d]
-            bc, bd = rows[at + nshell + c], rows[at + nshell + d]
-        else:
-            of_a, of_b, numbers = (s * nshell + a) * nshell, (s * nshell + b) * nshell, norms.numbers
-            ab, ac, ad = numbers[of_a + b], numbers[of_a + c], numbers[of_a + d]
-            bc, bd = numbers[of_b + c], numbers[of_b + d]
-        total += j * (ab * ket.norms[s * ket.bounds.size + cd])
-        total += k * (ac * bd + ad * bc)
+        j, k, numbers = abs(norms.coulomb[s]), 0.5 * abs(norms.exchange[s]), norms.numbers
+        of_a, of_b = (s * nshell + a) * nshell, (s * nshell + b) * nshell
+        total += j * (numbers[of_a + b] * ket.norms[s * ket.bounds.size + i64(cd)])
+        total += k * (numbers[of_a + c] * numbers[of_b + d] + numbers[of_a + d] * numbers[of_b + c])
     return total
 
 
-def norm_in_table(norms, ket, cd, rows, ab, a, b):
-    """As `bound_of`, from `TableNorms`; `ab` is the number of the bra pair (device function)."""
-    return norms.numbers[norms.first + ab * norms.of_bra + cd * norms.of_ket]
+def bound_near(norms, ket, cd, rows):
+    """As `bound_far`, from `near_norms` in shared memory, which begin at the address `rows` (device function)."""
+    of_c, of_d = i32(rows + 8 * (ket.shells[cd] >> 32)), i32(rows + 8 * i32(ket.shells[cd]))
+    row_bytes, left, total, at = i32(8 * norms.nshell), i32(norms.coulomb.size), 0.0, cd
+    of_ab = i32(rows + 2 * left * row_bytes)
+    while left > 0:
+        total += load_shared(of_ab) * ket.norms[at] + (
+            load_shared(of_c) * load_shared(i32(of_d + row_bytes))
+            + load_shared(of_d) * load_shared(i32(of_c + row_bytes))
+        )
+        of_c, of_d, of_ab = i32(of_c + 2 * row_bytes), i32(of_d + 2 * row_bytes), i32(of_ab + 8)
+        at, left = at + u64(ket.bounds.size), i32(left - 1)
+    return total
+
+
+def near_norms(norms, rows, a, b, first, threads):
+    """Writes |k|/2 times the row a of |D|, the row b, for each density, and then |j| |D_ab| (device function)."""
+    nshell, count = norms.nshell, norms.coulomb.size
+    for s in range(count):
+        half_k, of_row, row = 0.5 * abs(norms.exchange[s]), s * nshell * nshell, 2 * s * nshell
+        n = first
+        while n < nshell:
+            rows[u64(row + n)] = half_k * norms.numbers[u64(of_row + a * nshell + n)]
+            rows[u64(row + nshell + n)] = norms.numbers[u64(of_row + b * nshell + n)]
+            n += threads
+        if first == 0:
+            place = 2 * count * nshell + s
+            rows[u64(place)] = abs(norms.coulomb[s]) * norms.numbers[u64(of_row + a * nshell + b)]
+
+
+def norm_in_table(norms, cd, ab):
+    """As `bound_far`, from `TableNorms`; `ab` is the number of the bra pair (device function)."""
+    return norms.numbers[u64(norms.first + ab * norms.of_bra + i64(cd) * norms.of_ket)]
 
 
 def select_kets(by_table=False):
     """Kernel factory; all sizes are run-time numbers. `by_table`: the norms are those of a table of Gamma."""
-    threads, warps, bound = THREADS, WARPS, jit_device(norm_in_table if by_table else bound_of)
+    threads, warps, far, near_one = THREADS, WARPS, jit_device(bound_far), jit_device(bound_near)
+    in_table, bring_norms = jit_device(norm_in_table), jit_device(near_norms)
     of_gamma = TableNorms if by_table else Norms
 
     def kernel(
@@ -163,19 +186,12 @@ def select_kets(by_table=False):
         ends, sums = cuda.shared.array(warps, types.int32), cuda.shared.array((warps, 2), types.float64)
         tid, pair = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x)
         lane, warp, ab = tid & 31, tid >> 5, first_bra + pair
-        a, b, own = bra.shells[ab, 0], bra.shells[ab, 1], bra.bounds[ab]
+        a, b, own = bra.shells[ab] >> 32, bra.shells[ab] & 0xFFFFFFFF, bra.bounds[ab]
         first_prim, nprim = bra.start[ab], bra.start[ab + 1] - bra.start[ab]
         of_chunk, width, of_rows = first_prim - bra.start[first_bra], nprim + 1, i64(0)
-        if by_table:
-            which = ab
-        else:
-            which, n = near, tid
-            of_rows = 2 * norms.coulomb.size * norms.nshell if near else i64(0)
-            while n < of_rows:
-                of = quotient(n, norms.nshell)
-                shell = (of >> 1) * norms.nshell + (a if of & 1 == 0 else b)
-                rows[n] = norms.numbers[shell * norms.nshell + n - of * norms.nshell]
-                n += threads
+        if not by_table and near:
+            of_rows = norms.coulomb.size * (2 * norms.nshell + 1)
+            bring_norms(norms, rows, a, b, tid, threads)
         # the warp's numbers, behind the norms in shared memory, and those of all warps in memory
         mine, of_pair, n = 2 * of_rows + warp * width, (of_chunk + pair) * warps, lane
         while n < width:
@@ -190,59 +206,71 @@ def select_kets(by_table=False):
             found[mine + n] = place
             n += 32
         cuda.syncthreads()
-        if write:
-            nket = table.first[pair, 1]
-        many, below, last, left, squares = i64(found[mine + nprim]), (i64(1) << lane) - 1, i64(0), 0.0, 0.0
-        for begin in range(0, nket, threads):
-            n = begin + tid
-            cd = min(n, nket - 1)
-            of_d = bound(norms, ket, cd, rows, which, a, b)
-            size, k_first, k_prims = own * ket.bounds[cd] * of_d, ket.start[cd], ket.start[cd + 1] - ket.start[cd]
-            counting = n < nket and k_prims > 0 and not size < norms.tolerance
-            if n < nket and not counting:
-                left += size
-                squares += size * size
-            last = n + 1 if counting else last
+        behind = i32(table.first[pair, 1] if write else nket)
+        many, below, last, left, squares = i32(found[mine + nprim]), u32((i64(1) << lane) - 1), i32(0), 0.0, 0.0
+        row_at, n = i32(shared_address(rows)), i32(tid)
+        mine_at, prims_at = i32(row_at + 4 * mine), address_of(bra.of_prims, first_prim)
+        while n - i32(tid) < behind:
+            cd = u64(u32(min(n, i32(behind - 1))))
+            of_both = own * ket.bounds[cd]
+            if by_table:
+                of_d = in_table(norms, cd, ab)
+            elif near:
+                of_d = near_one(norms, ket, cd, row_at)
+            else:
+                of_d = far(norms, ket, cd, a, b)
+            size, k_first, k_prims = of_both * of_d, i64(0), i32(0)
+            if n < behind and not size < norms.tolerance:
+                k_first = ket.start[cd]
+                k_prims = i32(ket.start[cd + u64(1)] - k_first)
+            counting = k_prims > 0
+            without = 0.0 if counting or n >= behind else size
+            left += without
+            squares += without * without
+            last = i32(n + 1) if counting else last
+            n = i32(n + threads)
             # votes in both passes: a loop that contains one is not duplicated, so that both decide alike
-            votes = i64(cuda.ballot_sync(-1, counting)) & 0xFFFFFFFF
+            votes = u32(cuda.ballot_sync(-1, counting))
             if votes == 0:
                 continue
-            place, upto, step = i32(many + cuda.popc(votes & below)), i32(k_prims if counting else 0), 1
-            many += cuda.popc(votes)
+            place, upto, step = i32(many + cuda.popc(u32(votes & below))), k_prims, 1
+            many = i32(many + cuda.popc(votes))
             if write and counting:
-                table.bra[place], table.ket[place] = ab, cd
-            own_first = k_first + upto
+                table.bra[u64(place)], table.ket[u64(place)] = ab, cd
             while step < 32:
                 other = cuda.shfl_up_sync(-1, upto, step)
                 upto = i32(upto + (other if lane >= step else 0))
                 step *= 2
-            own_first, end = i32(own_first - upto), i64(cuda.shfl_sync(-1, upto, 31))
-            for tile in range(0, end, 32):
+            own_first, end = i32(k_first - upto + k_prims), i32(cuda.shfl_sync(-1, upto, 31))
+            tile = i32(0)
+            while tile < end:
                 # the ket pair to which the k-th primitive pair belongs
-                k, owner, step = tile + lane, 0, 16
+                k, owner, step = i32(tile + lane), i32(0), 16
                 while step > 0:
-                    owner += step if cuda.shfl_sync(-1, upto, owner + step - 1) <= k else 0
+                    owner = i32(owner + (step if cuda.shfl_sync(-1, upto, owner + step - 1) <= k else 0))
                     step //= 2
-                kl, shells = cuda.shfl_sync(-1, own_first, owner) + k, cuda.shfl_sync(-1, place, owner)
-                other_size, without = cuda.shfl_sync(-1, of_d, owner), 0.0
-                if k < end:
-                    other_size *= ket.of_prims[kl]
-                for i in range(nprim):
-                    size = bra.of_prims[first_prim + i] * other_size
-                    surviving = k < end and not size < limit
-                    if k < end and not surviving:
-                        without += size
-                    votes, quartet = i64(cuda.ballot_sync(-1, surviving)) & 0xFFFFFFFF, i64(found[mine + i])
+                kl, shells = i32(cuda.shfl_sync(-1, own_first, owner) + k), cuda.shfl_sync(-1, place, owner)
+                other_size, without, alive = cuda.shfl_sync(-1, of_d, owner), 0.0, k < end
+                if alive:
+                    other_size *= ket.of_prims[u64(kl)]
+                at, of_prim, prim = mine_at, prims_at, i32(first_prim)
+                while at < i32(mine_at + 4 * nprim):
+                    size = load_at(of_prim) * other_size
+                    surviving = alive and not size < limit
+                    without += size if alive and not surviving else 0.0
+                    votes, quartet = u32(cuda.ballot_sync(-1, surviving)), load_shared_int(at)
                     cuda.syncwarp()
                     if lane == 0:
-                        found[mine + i] = quartet + cuda.popc(votes)
+                        store_shared_int(at, i32(quartet + cuda.popc(votes)))
                     if write and surviving:
-                        quartet += cuda.popc(votes & below)
-                        table.ket_prims[quartet], table.shells[quartet] = kl, shells
+                        to = u64(quartet + cuda.popc(u32(votes & below)))
+                        table.ket_prims[to], table.shells[to] = kl, shells
                         if table.bra_prims.size > 0:
-                            table.bra_prims[quartet] = first_prim + i
+                            table.bra_prims[to] = prim
+                    at, of_prim, prim = i32(at + 4), of_prim + 8, i32(prim + 1)
                 left += without
                 squares += without * without
+                tile = i32(tile + 32)
                 cuda.syncwarp()
         if write:
             return
@@ -267,7 +295,7 @@ def select_kets(by_table=False):
             n += threads
         if tid == 0:
             for other_warp in range(1, warps):
-                last = max(last, i64(ends[other_warp]))
+                last = max(last, ends[other_warp])
                 left += sums[other_warp, 0]
                 squares += sums[other_warp, 1]
             numbers[2 * pair + 1] = last
@@ -278,6 +306,11 @@ def select_kets(by_table=False):
 
 
 # launcher
+
+
+def packed_shells(pairs):
+    """Both shells of each pair, given in shape (npair, 2), in one int64: the first one in its upper half."""
+    return pairs[:, 0] << 32 | pairs[:, 1]
 
 
 def count_sizes(npair, nprim):
@@ -300,9 +333,9 @@ def launch_select(context, npair, most, bra, first_bra, ket, nket, norms, limit,
     limit : float
         Bounds below which primitive quartets are left out.
     """
-    nothing, nbytes = counts[0].part(0, (0,)), ROW_BYTES + 1 if by_table else 16 * norms[1].size * norms[3]
+    nothing, nbytes = counts[0].part(0, (0,)), ROW_BYTES + 1 if by_table else 8 * norms[1].size * (2 * norms[3] + 1)
     near = nbytes <= ROW_BYTES
     context.launch(
         Variant(select_kets, (by_table,)), npair, THREADS, nbytes * near + 4 * WARPS * (most + 1), bra, first_bra, ket,
-        nket, norms, limit, near, table is not None, counts, table or (*bra[:2], *[nothing] * 5),
+        nket, norms, limit, near, table is not None, counts, table or (bra[0].part(0, (0, 2)), bra[1], *[nothing] * 5),
     )  # fmt: skip

@@ -13,7 +13,7 @@ import md4
 from md4.gpu import forces
 from md4.gpu.buffers import Buffer
 from md4.gpu.kernels import reverse_fused, select_kets
-from md4.gpu.kernels.select_kets import THREADS, WARPS, count_sizes, launch_select
+from md4.gpu.kernels.select_kets import THREADS, WARPS, count_sizes, launch_select, packed_shells
 from md4.gpu.tuning import REVERSE
 
 
@@ -70,7 +70,7 @@ def test_selected_kets(nket, near, monkeypatch):
 
     Norms of densities are in shared memory, or where there are many, not.
     """
-    monkeypatch.setattr(select_kets, "ROW_BYTES", 160 if near else 159)
+    monkeypatch.setattr(select_kets, "ROW_BYTES", 176 if near else 175)
     rng, nshell, first, nbra = np.random.default_rng(nket), 5, 2, 3
     shells = [rng.integers(nshell, size=(count, 2)) for count in (first + nbra, nket)]
     start = [np.append(0, np.cumsum(rng.integers(0, 4, len(these)))) for these in shells]
@@ -90,7 +90,7 @@ def test_selected_kets(nket, near, monkeypatch):
     with running():
         context = md4.Engine(basis_of((0,)), backend="cuda").backend.context
         of_pairs = [norms[:, these[:, 0], these[:, 1]] for these in shells]
-        arrays = zip(shells, start, bounds, of_prims, of_pairs)
+        arrays = zip(map(packed_shells, shells), start, bounds, of_prims, of_pairs)
         arrays = [context.pool.upload(side, context.stream)[1] for side in arrays]
         arrays = [(*these, of.part(0, (of.size,))) for *these, of in arrays]
         given = *(sent(context, array) for array in (norms, j, k)), nshell, tolerance
