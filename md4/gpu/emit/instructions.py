@@ -301,6 +301,12 @@ def make_copies(count, step):
 
 
 @word(None, i32, i64)
+def copy_pair(to, source):
+    """The thread starts to copy 16 bytes from a global address to shared memory."""
+    copy_async(to, source)
+
+
+@word(None, i32, i64)
 def copy_number(to, source):
     """The thread starts to copy 8 bytes from a global address to shared memory."""
     copy_async(to, source, nbytes=8)

@@ -101,7 +101,8 @@ def gamma_blocks(side_by_side):
             n = tid - own * step
             while own < together and n < size:
                 left, right, row, column = block_place(min(n, nab + ncd + (na + nb) * (nc + nd) - 1), na, nb, nc, nd)
-                source, to = address_of(densities.numbers, (s * nao + row) * nao + column), i32(ab_at + 8 * (own * size + n))
+                source = address_of(densities.numbers, (s * nao + row) * nao + column)
+                to = i32(ab_at + 8 * (own * size + n))
                 left, right, end = i32(aos_at + 16 * own + 4 * left), 4 * i32(right - left), i32(aos_at + 16 * many)
                 while left < end:
                     of_row = address_at(source, load_shared_int(left), row_bytes)
@@ -119,15 +120,16 @@ def gamma_blocks(side_by_side):
                 row = quotient(n, nc)
                 a, c = quotient(row, nb), n - row * nc
                 b, here = row - a * nb, ab_at + 8 * size * quartet
-                ab, ac, bc = i32(here + 8 * row), i32(here + of_ac + 8 * (a * nc + c)), i32(here + of_bc + 8 * (b * nc + c))
-                ad, bd, cd = i32(here + of_ad + 8 * a * nd), i32(here + of_bd + 8 * b * nd), i32(here + of_cd + 8 * c * nd)
+                ab, cd = i32(here + 8 * row), i32(here + of_cd + 8 * c * nd)
+                ac, bc = i32(here + of_ac + 8 * (a * nc + c)), i32(here + of_bc + 8 * (b * nc + c))
+                ad, bd = i32(here + of_ad + 8 * a * nd), i32(here + of_bd + 8 * b * nd)
                 weight, place = load_shared(i32(weights_at + 8 * quartet)), in_tile(first + quartet, nab * ncd)
                 half_weight, place = weight * half_k, place + GROUP * nd * n
                 left, rest, turns, end_a, end_c = nc - c, nb - b, last - n, i32(8 * nb * nd), i32(8 * nc)
                 of_b, of_bc_row, of_cd_row = i32(8 * nd), i32(8 * nb * nc), i32(8 * ncd)
                 while turns > 0 and quartet < many:
-                    end, at_a, at_b = i32(cd + of_b), ad, bd
-                    d_ab, d_ac, d_bc = weight * j * load_shared(ab), half_weight * load_shared(ac), half_weight * load_shared(bc)
+                    end, at_a, at_b, d_ab = i32(cd + of_b), ad, bd, weight * j * load_shared(ab)
+                    d_ac, d_bc = half_weight * load_shared(ac), half_weight * load_shared(bc)
                     while cd < end:
                         value = d_ab * load_shared(cd) + d_ac * load_shared(at_b) + d_bc * load_shared(at_a)
                         out[u64(place)] = value if s == 0 else out[u64(place)] + value

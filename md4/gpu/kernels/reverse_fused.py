@@ -21,11 +21,12 @@ from md4.gpu.emit.instructions import (
     address_of,
     commit_copies,
     copy_number,
+    copy_pair,
     make_empty,
     make_wait_copies,
     shared_address,
 )
-from md4.gpu.emit.scalars import quotient
+from md4.gpu.emit.scalars import address_at, quotient
 from md4.gpu.emit.tile_products import (
     make_column_state,
     make_known_products,
@@ -110,25 +111,39 @@ def make_fetch(rows_cd, rows_ab, threads):
 
     That is H and r to the shared address `at`, where there is room for `together` panels of `panel_size` numbers, and r
     behind, and Gamma of their shell quartets to the address `of_gamma`. `prim` and `shells` are the primitive ket pair
-    and the shell quartet of each lane, and `bits` those of `look`. Gamma is filled up by zeros, which are there before.
+    and the shell quartet of each lane, and `bits` those of `look`. Gamma is filled up by zeros, which are there before;
+    `place` is that of the thread's first number there, from where it begins.
     """
-    copy = make_copy_range(threads)
+    copy, warps = make_copy_range(threads), threads // 32
 
-    def fetch(at, of_gamma, panel, panel_size, together, prim, r, n, count, gamma, nab, ncd, shells, bits):
+    def fetch(at, of_gamma, panel, panel_size, together, prim, r, n, count, gamma, nab, ncd, shells, bits, place):
         tid = i64(cuda.threadIdx.x)
         copy(at + together * 8 * panel_size, r.numbers, n * r.stride, count * r.stride, tid)
-        for k in range(count):
-            copy(at + k * 8 * panel_size, panel.h, i64(cuda.shfl_sync(-1, prim, k)) * panel_size, panel_size, tid)
+        # of the panels, 64 numbers each, one after the other, a warp takes every `warps`-th
+        pieces, k, piece = i32(panel.steps * rows_cd), i32(0), i32(tid >> 5)
+        to, first, panel_bytes = i32(at + 16 * tid), address_of(panel.h, 2 * (tid & 31)), i32(8 * panel_size)
+        while True:
+            while piece >= pieces:
+                k, piece = i32(k + 1), i32(piece - pieces)
+            if k >= count:
+                break
+            source = address_at(first, cuda.shfl_sync(-1, prim, k), panel_bytes)
+            copy_pair(to, address_at(source, piece, 512))
+            to, piece = i32(to + 512 * warps), i32(piece + warps)
         while bits != 0:
             # the lane of the lowest bit, the first of a shell quartet
             shell = i64(cuda.shfl_sync(-1, shells, cuda.popc((bits & -bits) - 1)))
             bits = i32(bits & (bits - 1))
             if rows_cd == 1:
-                first, own = shell * nab * ncd, tid
-                while own < nab * ncd:
-                    row = quotient(own, ncd)
-                    copy_number(i32(of_gamma + 64 * row + 8 * (own - row * ncd)), address_of(gamma, first + own))
+                own, size = tid, nab * ncd
+                if own < size:
+                    source = address_of(gamma, shell * size + own)
+                    copy_number(i32(of_gamma + place), source)
                     own += threads
+                    while own < size:
+                        source, row = source + 8 * threads, quotient(own, ncd)
+                        copy_number(i32(of_gamma + 64 * row + 8 * (own - row * ncd)), source)
+                        own += threads
                 of_gamma += 512 * rows_ab
             else:
                 for block in range(shell * rows_cd, (shell + 1) * rows_cd):
@@ -178,6 +193,8 @@ def reverse_fused(rows_cd, rows_ab, nt, warps, slots, blocks, ends, unit):
         while row < words_first:
             shared[row] = 0.0
             row += threads
+        row = quotient(tid, ncd)
+        place = i32(64 * row + 8 * (tid - row * ncd))
         column = (column_block * warps + warp) * nt
         if known:
             own_words = load_words(words, column, np8, lane)
@@ -190,7 +207,7 @@ def reverse_fused(rows_cd, rows_ab, nt, warps, slots, blocks, ends, unit):
         next_shells, next_prim_kl, next_bits = shells, prim_kl, bits
         if slots == 2:
             fetch(
-                ring, base, panel, panel_size, together, prim_kl, r, n, count, gamma, nab, ncd, shells, bits
+                ring, base, panel, panel_size, together, prim_kl, r, n, count, gamma, nab, ncd, shells, bits, place
             )  # fmt: skip
         while n < behind:
             following = min(together, behind - n - count)
@@ -202,31 +219,32 @@ def reverse_fused(rows_cd, rows_ab, nt, warps, slots, blocks, ends, unit):
                 if following > 0:
                     fetch(
                         ring + (1 - slot) * slot_size, base + 8 * (1 - slot) * (together * size), panel, panel_size,
-                        together, next_prim_kl, r, n + count, following, gamma, nab, ncd, next_shells, next_bits,
+                        together, next_prim_kl, r, n + count, following, gamma, nab, ncd, next_shells, next_bits, place,
                     )  # fmt: skip
             else:
                 cuda.syncthreads()
                 fetch(
-                    ring, base, panel, panel_size, together, prim_kl, r, n, count, gamma, nab, ncd, shells, bits
+                    ring, base, panel, panel_size, together, prim_kl, r, n, count, gamma, nab, ncd, shells, bits, place
                 )  # fmt: skip
                 wait()
                 cuda.syncthreads()
             here, of_gamma = ring + slot * slot_size + 16 * lane, base + 8 * slot * (together * size) + 16 * lane
-            r_here = ring + slot * slot_size + together * 8 * panel_size
-            for k in range(count):
+            here, of_gamma, left, later = i32(here), i32(of_gamma), i32(count), i32(bits >> 1)
+            r_here = i32(ring + slot * slot_size + together * 8 * panel_size)
+            while left > 0:
                 if known:
-                    u = known_product(u, own_words, i32(here), i32(r_here))
+                    u = known_product(u, own_words, here, r_here)
                 else:
                     u = first_product(
-                        u, i32(here), rows_cd * 512, i32(base + 8 * words_first + 4 * lane), np8 * 128, i32(r_here),
+                        u, here, rows_cd * 512, i32(base + 8 * words_first + 4 * lane), np8 * 128, r_here,
                         state, levels.ends, panel.steps,
                     )  # fmt: skip
-                here += 8 * panel_size
-                r_here += 8 * r.stride
-                if k + 1 == count or (bits >> (k + 1)) & 1:
-                    tile = second_product(tile, u, i32(of_gamma))
-                    of_gamma += 8 * size
+                here, r_here, left = i32(here + 8 * panel_size), i32(r_here + 8 * r.stride), i32(left - 1)
+                if left == 0 or later & 1:
+                    tile = second_product(tile, u, of_gamma)
+                    of_gamma = i32(of_gamma + 8 * size)
                     u = empty_u()
+                later = i32(later >> 1)
             if slots == 2:
                 slot = 1 - slot
             n += count
