@@ -34,9 +34,15 @@ def make_reverse_products(elements, functions, nab, count, known=None):
             n = p * functions + q
             return shared_real(r + global_int(table, 4 * n)) if known is None else shared_real(r, known[n])
 
+        def loaded(cd):
+            factors = [global_after(h, h_step, n, FP64) for n, _ in rows[cd]]
+            return factors, [global_beyond(gamma, 256 * (ab * len(rows) + cd), FP64) for ab in range(nab)]
+
+        following = loaded(0)
         for cd, row in enumerate(rows):
-            factors = [global_after(h, h_step, n, FP64) for n, _ in row]
-            gammas = [global_beyond(gamma, 256 * (ab * len(rows) + cd), FP64) for ab in range(nab)]
+            factors, gammas = following
+            if cd + 1 < len(rows):  # ahead of the products that hide its latency
+                following = loaded(cd + 1)
             for p in range(count):
                 u = None
                 for factor, (_, q) in zip(factors, row):

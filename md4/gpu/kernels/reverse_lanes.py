@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, I32, I64, cuda, i32, i64, jit_device, types
+from md4.gpu.device_code import F64, I32, I64, cuda, i32, i64, jit_device, types, u32, u64
 from md4.gpu.emit.instructions import address_of, make_empty, shared_address
 from md4.gpu.emit.reverse import make_add_sums, make_reverse_products
-from md4.gpu.emit.scalars import quotient
+from md4.gpu.emit.scalars import load_shared_int, quotient, store_shared_int
 from md4.gpu.emit.unrolled import make_r_by_axis
 from md4.gpu.kernels.gamma_blocks import tile_place
 from md4.gpu.kernels.groups import Records
@@ -101,6 +101,11 @@ def columns_of(l, first):
     return order[order >= 0]
 
 
+def lane_set(row):
+    """Bytes of shared memory of 32 quartets: `row` doubles for r of each, and two numbers."""
+    return 256 * (row + 1)
+
+
 def reverse_lanes(nab, chunk, warps, ket_class, l, lowest, kind):
     """Kernel factory: `nab` functions of the bra, the ket's H, and for each warp `chunk` of the p up to degree l.
 
@@ -114,7 +119,7 @@ def reverse_lanes(nab, chunk, warps, ket_class, l, lowest, kind):
     products, add_sums = make_reverse_products(elements, functions, nab, chunk, known), make_add_sums(nab, chunk)
     zeros_upto, make_r = make_zeros_upto(kind, l + l_ket), make_r_by_axis(l + l_ket, False)
     empty, quartets = make_empty(nab * chunk), jit_device(quartets_of)
-    charge_at, separation_of, set_bytes = jit_device(charge), jit_device(separate), 256 * row
+    charge_at, separation_of, set_bytes = jit_device(charge), jit_device(separate), lane_set(row)
     place_of, gamma_size = jit_device(tile_place), nab * len({cd for cd, _ in elements})
 
     def kernel(
@@ -131,31 +136,39 @@ def reverse_lanes(nab, chunk, warps, ket_class, l, lowest, kind):
         place, address = charge_at(records.numbers, prim * records.width), i32(shared_address(shared) + 8 * row * lane)
         own_r = i32(address + (tid >> 5) * set_bytes)
         sums, h_step = empty(), i32(8 * slots.count)
+        # of each quartet the ket's slot and the shell quartet stand behind r
+        facts = i32(shared_address(shared) + 256 * row + 8 * lane)
+        own_facts, number = i32(facts + (tid >> 5) * set_bytes), u64(min(n + tid, behind - 1))
+        slot, shells = u64(slots.place[u64(kets.numbers[number])]), i64(kets.shells[number])
         while n < behind:
             # each warp makes r of 32 quartets
-            slot = slots.place[kets.numbers[min(n + tid, behind - 1)]]
+            count = u64(slots.count)
             s = separation_of(place, Charge(
-                slots.pairs[slot], slots.pairs[slots.count + slot], slots.pairs[2 * slots.count + slot],
-                slots.pairs[3 * slots.count + slot],
+                slots.pairs[slot], slots.pairs[count + slot], slots.pairs[u64(2) * count + slot],
+                slots.pairs[u64(3) * count + slot],
             ))  # fmt: skip
             make_r(zeros_upto(s, operator), s.rz, s.ry, s.rx, own_r)
+            store_shared_int(own_facts, i32(slot))
+            store_shared_int(i32(own_facts + 4), i32(shells if n + tid < behind else dead))
+            # those of the next turn are on their way during the products
+            number = u64(min(n + tid + 32 * warps, behind - 1))
+            slot, shells = u64(slots.place[u64(kets.numbers[number])]), i64(kets.shells[number])
             if warps > 1:
                 cuda.syncthreads()
-            r, end = address, min(behind, n + 32 * warps)
+            r, at, end = address, facts, min(behind, n + 32 * warps)
             while n < end:
-                own = min(n + lane, behind - 1)
-                slot, shells = slots.place[kets.numbers[own]], i64(kets.shells[own]) if own == n + lane else dead
+                of_ket, of_shells = i64(u32(load_shared_int(at))), i64(load_shared_int(i32(at + 4)))
                 sums = products(
-                    sums, address_of(slots.h, slot), h_step, r, address_of(gamma, place_of(shells, gamma_size)),
+                    sums, address_of(slots.h, of_ket), h_step, r, address_of(gamma, place_of(of_shells, gamma_size)),
                     columns.offsets, first * columns.functions,
                 )  # fmt: skip
-                r, n = i32(r + set_bytes), n + 32
+                r, at, n = i32(r + set_bytes), i32(at + set_bytes), n + 32
             if warps > 1:
                 cuda.syncthreads()
         target = (part * z.nprim + prim - z.first_prim) * columns.blocks * z.rows * 8
         add_sums(sums, z.numbers, target, z.rows, first, columns.count, columns.signs, lane)
 
-    return Kernel(kernel, (32 * warps, max(1, REVERSE.lane_blocks(256 * row, nab * chunk) // warps)))
+    return Kernel(kernel, (32 * warps, max(1, REVERSE.lane_blocks(set_bytes, nab * chunk) // warps)))
 
 
 # launcher
@@ -172,7 +185,7 @@ class LanePlan(NamedTuple):
 def lane_plan(bra, ket, hermite):
     """`LanePlan` for `ListFacts` of the bra, the ket, and the Hermite functions of the bra; None for larger classes."""
     elements, row = len(class_elements(ket.h_class)), nherm(hermite.l + ket.l) | 1
-    if 256 * row > REVERSE.lane_bytes:
+    if lane_set(row) > REVERSE.lane_bytes:
         return None
     of_one = elements + bra.nab * ket.nab
     most = min(hermite.nherm, REVERSE.lane_doubles // bra.nab, REVERSE.lane_products // of_one)
@@ -207,7 +220,7 @@ def launch_reverse_lanes(context, operator, plan, ab, cd, h, slots, gamma, hermi
     offsets = context.table(column_offsets, l, hermite.first, ket.l, plan.chunk)
     signs = context.table(column_signs, l, hermite.first)
     context.launch(
-        variant, parts * ab.nprim, 32 * plan.warps, plan.warps * 256 * (nherm(l + ket.l) | 1),
+        variant, parts * ab.nprim, 32 * plan.warps, plan.warps * lane_set(nherm(l + ket.l) | 1),
         (ab.data.records, ab.data.width), ab.first_prim, (first, numbers, shells),
         (slots.numbers, h, slots.place, slots.count), gamma, of_quartets.size,
         operator_arguments(context, operator.kind, operator.parameter),

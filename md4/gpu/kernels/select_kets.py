@@ -126,9 +126,9 @@ class QuartetTable(NamedTuple):
     shells: I32
 
 
-def bound_far(norms, ket, cd, a, b):
-    """What the densities give the bound of a quartet (device function)."""
-    total, nshell, c, d = 0.0, norms.nshell, ket.shells[cd] >> 32, ket.shells[cd] & 0xFFFFFFFF
+def bound_far(norms, ket, cd, shells, a, b):
+    """What the densities give the bound of a quartet; `shells` are packed ones of the ket (device function)."""
+    total, nshell, c, d = 0.0, norms.nshell, shells >> 32, shells & 0xFFFFFFFF
     for s in range(norms.coulomb.size):
         j, k, numbers = abs(norms.coulomb[s]), 0.5 * abs(norms.exchange[s]), norms.numbers
         of_a, of_b = (s * nshell + a) * nshell, (s * nshell + b) * nshell
@@ -137,9 +137,9 @@ def bound_far(norms, ket, cd, a, b):
     return total
 
 
-def bound_near(norms, ket, cd, rows):
+def bound_near(norms, ket, cd, shells, rows):
     """As `bound_far`, from `near_norms` in shared memory, which begin at the address `rows` (device function)."""
-    of_c, of_d = i32(rows + 8 * (ket.shells[cd] >> 32)), i32(rows + 8 * i32(ket.shells[cd]))
+    of_c, of_d = i32(rows + 8 * (shells >> 32)), i32(rows + 8 * i32(shells))
     row_bytes, left, total, at = i32(8 * norms.nshell), i32(norms.coulomb.size), 0.0, cd
     of_ab = i32(rows + 2 * left * row_bytes)
     while left > 0:
@@ -210,15 +210,19 @@ def select_kets(by_table=False):
         many, below, last, left, squares = i32(found[mine + nprim]), u32((i64(1) << lane) - 1), i32(0), 0.0, 0.0
         row_at, n = i32(shared_address(rows)), i32(tid)
         mine_at, prims_at = i32(row_at + 4 * mine), address_of(bra.of_prims, first_prim)
+        next_cd = u64(u32(max(0, min(n, i32(behind - 1)))))
+        next_shells, next_bound = ket.shells[next_cd], ket.bounds[next_cd]
         while n - i32(tid) < behind:
-            cd = u64(u32(min(n, i32(behind - 1))))
-            of_both = own * ket.bounds[cd]
+            # what the next turn needs is on its way during this one
+            cd, shells, of_both = next_cd, next_shells, own * next_bound
+            next_cd = u64(u32(min(i32(n + threads), i32(behind - 1))))
+            next_shells, next_bound = ket.shells[next_cd], ket.bounds[next_cd]
             if by_table:
                 of_d = in_table(norms, cd, ab)
             elif near:
-                of_d = near_one(norms, ket, cd, row_at)
+                of_d = near_one(norms, ket, cd, shells, row_at)
             else:
-                of_d = far(norms, ket, cd, a, b)
+                of_d = far(norms, ket, cd, shells, a, b)
             size, k_first, k_prims = of_both * of_d, i64(0), i32(0)
             if n < behind and not size < norms.tolerance:
                 k_first = ket.start[cd]
@@ -249,7 +253,7 @@ def select_kets(by_table=False):
                 while step > 0:
                     owner = i32(owner + (step if cuda.shfl_sync(-1, upto, owner + step - 1) <= k else 0))
                     step //= 2
-                kl, shells = i32(cuda.shfl_sync(-1, own_first, owner) + k), cuda.shfl_sync(-1, place, owner)
+                kl, listed = i32(cuda.shfl_sync(-1, own_first, owner) + k), cuda.shfl_sync(-1, place, owner)
                 other_size, without, alive = cuda.shfl_sync(-1, of_d, owner), 0.0, k < end
                 if alive:
                     other_size *= ket.of_prims[u64(kl)]
@@ -264,7 +268,7 @@ def select_kets(by_table=False):
                         store_shared_int(at, i32(quartet + cuda.popc(votes)))
                     if write and surviving:
                         to = u64(quartet + cuda.popc(u32(votes & below)))
-                        table.ket_prims[to], table.shells[to] = kl, shells
+                        table.ket_prims[to], table.shells[to] = kl, listed
                         if table.bra_prims.size > 0:
                             table.bra_prims[to] = prim
                     at, of_prim, prim = i32(at + 4), of_prim + 8, i32(prim + 1)
@@ -302,7 +306,7 @@ def select_kets(by_table=False):
             counts.left_out[2 * ab] += left
             counts.left_out[2 * ab + 1] += squares
 
-    return Kernel(kernel, (threads, 6))
+    return Kernel(kernel, (threads, 8))
 
 
 # launcher
