@@ -127,9 +127,10 @@ def make_fetch(rows_cd, rows_ab, threads):
                 k, piece = i32(k + 1), i32(piece - pieces)
             if k >= count:
                 break
-            source = address_at(first, cuda.shfl_sync(-1, prim, k), panel_bytes)
-            copy_pair(to, address_at(source, piece, 512))
-            to, piece = i32(to + 512 * warps), i32(piece + warps)
+            source = address_at(address_at(first, cuda.shfl_sync(-1, prim, k), panel_bytes), piece, 512)
+            while piece < pieces:
+                copy_pair(to, source)
+                to, source, piece = i32(to + 512 * warps), source + 512 * warps, i32(piece + warps)
         while bits != 0:
             # the lane of the lowest bit, the first of a shell quartet
             shell = i64(cuda.shfl_sync(-1, shells, cuda.popc((bits & -bits) - 1)))
