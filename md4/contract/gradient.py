@@ -9,6 +9,7 @@ summed over all functions, by the permutations of (ab|cd), and X Y = ((X + Y)/2)
 """
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -411,15 +412,17 @@ class Gradients:
         self._compile_ahead(operator, (densities, *factors), tolerance)
         with self.engine.lock:
             forces, terms = self._forces_of_lists(tolerance), (self._frame.densities(densities), *factors)
-            total = self.team.forces(operator, terms, tolerance, self.progress)
-            more = unlisted_bound(self._frame.basis, self.lists, forces.bounds, self._unlisted, *terms)
+            bounds = self._frame.basis, self.lists, forces.bounds, self._unlisted
+            with ThreadPoolExecutor(1) as beside:  # the devices
+                more = beside.submit(unlisted_bound, *bounds, *terms)
+                total = self.team.forces(operator, terms, tolerance, self.progress)
         self.ranks.sum(total)
         found, (computed, left, squares), stats.busy = total[0], total[1], tuple(total[2].tolist())
         # J alone is made of one density after the other
         pairs, passes = sum(map(len, self.lists)), min(1 if factors[1].any() else len(densities), len(densities))
         stats.computed = stats.wanted = int(computed)
         stats.skipped = passes * pairs**2 - stats.computed
-        stats.error_bound, stats.error_estimate = float(left) + more, float(np.sqrt(squares))
+        stats.error_bound, stats.error_estimate = float(left) + more.result(), float(np.sqrt(squares))
         if self._frame.rotation is not None:
             found = found @ self._frame.rotation
             # the largest component of a vector is at least its length over sqrt(3)

@@ -354,5 +354,5 @@ def density_row(row, lists, density):
 def block_norms(basis, densities):
     """|D_ab| of the blocks of each density, shape (n, nshell, nshell)."""
     first = basis.ao_loc[:-1]
-    squares = np.add.reduceat(np.add.reduceat(densities**2, first, axis=1), first, axis=2)
+    squares = np.add.reduceat(np.add.reduceat(densities**2, first, axis=2), first, axis=1)
     return np.sqrt(squares)

@@ -343,7 +343,7 @@ class DeviceForces:
     def norms(self, densities):
         """|D_ab| of blocks, shape (n, nshell, nshell)."""
         first = self.basis.ao_loc[:-1]
-        return np.sqrt(np.add.reduceat(np.add.reduceat(densities**2, first, axis=1), first, axis=2))
+        return np.sqrt(np.add.reduceat(np.add.reduceat(densities**2, first, axis=2), first, axis=1))
 
     def bounded(self, context, number, of_bra, terms):
         """Fields of `md4.gpu.kernels.select_kets.BoundedPairs` of a list; bounds are kept in device memory."""
@@ -515,8 +515,10 @@ class DeviceForces:
         context.copy_out(values, out.pointer)
         context.pool.release(out)
         counts = np.diff(pairs.start[task.first : task.last + 1])
-        for shells, columns in zip(pairs.pairs[task.first : task.last].T, (slice(3), slice(3, 6))):
-            np.add.at(found, np.repeat(shells, counts), values[: counts.sum(), columns])
+        for shells, columns in zip(pairs.pairs[task.first : task.last].T, (range(3), range(3, 6))):
+            owner = np.repeat(shells, counts)
+            for axis, column in enumerate(columns):
+                found[:, axis] += np.bincount(owner, values[: len(owner), column], len(found))
 
     @staticmethod
     def sent(context, counts):

@@ -40,7 +40,6 @@ from md4.gpu.emit.values import word
 from md4.gpu.gather_words import all_words, words_of
 from md4.gpu.kernels.groups import Levels, Panel, levels_of
 from md4.gpu.kernels.reverse_sums import ReverseSums, make_add_tile
-from md4.gpu.kernels.ring import make_copy_range
 from md4.gpu.r_layout import r_stride_of
 from md4.gpu.staircases import level_ends
 from md4.gpu.tiles import blocks_of_8, turned_split
@@ -106,6 +105,19 @@ def make_look():
     return jit_device(look)
 
 
+def make_copy_few(threads):
+    """Device function: as `md4.gpu.kernels.ring.make_copy_range`, where a thread has few numbers to copy."""
+
+    def copy_few(address, array, index, count, tid):
+        n, end = i32(tid), i32(count >> 1)
+        to, source = i32(address + 16 * tid), address_of(array, index + 2 * tid)
+        while n < end:
+            copy_pair(to, source)
+            n, to, source = i32(n + threads), i32(to + 16 * threads), source + 16 * threads
+
+    return jit_device(copy_few)
+
+
 def make_fetch(rows_cd, rows_ab, threads):
     """Device function: the threads start to copy what a step needs of `count` primitive quartets from n on.
 
@@ -114,7 +126,7 @@ def make_fetch(rows_cd, rows_ab, threads):
     and the shell quartet of each lane, and `bits` those of `look`. Gamma is filled up by zeros, which are there before;
     `place` is that of the thread's first number there, from where it begins.
     """
-    copy, warps = make_copy_range(threads), threads // 32
+    copy, warps = make_copy_few(threads), threads // 32
 
     def fetch(at, of_gamma, panel, panel_size, together, prim, r, n, count, gamma, nab, ncd, shells, bits, place):
         tid = i64(cuda.threadIdx.x)
@@ -169,7 +181,7 @@ def reverse_fused(rows_cd, rows_ab, nt, warps, slots, blocks, ends, unit):
     known = bool(ends)
     second_product = make_second_product(rows_cd, rows_ab, nt, wide)
     empty_u, empty_z, add_tile = make_empty(2 * rows_cd * nt), make_empty(2 * rows_ab * nt), make_add_tile(rows_ab, nt)
-    column_state, copy, look = make_column_state(nt, False), make_copy_range(threads), make_look()
+    column_state, copy, look = make_column_state(nt, False), make_copy_few(threads), make_look()
     fetch, quartets, wait = make_fetch(rows_cd, rows_ab, threads), jit_device(quartets_of), make_wait_copies(0)
 
     def kernel(

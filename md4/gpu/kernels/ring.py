@@ -6,8 +6,8 @@ the copies of the next `stages - 1` are under way. One operand is always H, a pa
 
 from typing import NamedTuple
 
-from md4.gpu.device_code import I32, cuda, i32, i64, jit_device, types
-from md4.gpu.emit.instructions import address_of, commit_copies, copy_pair, make_copies, make_wait_copies
+from md4.gpu.device_code import I32, cuda, i64, jit_device, types
+from md4.gpu.emit.instructions import address_of, commit_copies, make_copies, make_wait_copies
 
 
 class Course(NamedTuple):
@@ -121,12 +121,12 @@ def make_copy_panel(rows8, threads):
 
 def make_copy_range(threads):
     """Device function: the block starts to copy `count` doubles from array[index:]."""
+    copies = make_copies(1, 0)
 
     def copy_range(address, array, index, count, tid):
-        n, end = i32(tid), i32(count >> 1)
-        to, source = i32(address + 16 * tid), address_of(array, index + 2 * tid)
-        while n < end:
-            copy_pair(to, source)
-            n, to, source = i32(n + threads), i32(to + 16 * threads), source + 16 * threads
+        n = tid
+        while n < count // 2:  # no `range`: it divides by its step
+            copies(types.int32(address + 16 * n), address_of(array, index + 2 * n), i64(1))
+            n += threads
 
     return jit_device(copy_range)
