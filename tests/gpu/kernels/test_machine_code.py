@@ -61,8 +61,7 @@ SPILLS = {
     "ket_transform": 130,  # turned, on sm_100: 128 at seven blocks of rows and six of columns
     "digest_rows": 100,  # at tiles of 5 x 7 on sm_100, 60 at 7 x 3 on sm_90
     "reverse_lanes": 4030,  # 4024 at (ps|gs), 2788 at (ds|fs) on sm_90, Coulomb's
-    "reverse_fused": 60,  # at five blocks of cd and of ab on sm_90, at eight and two on sm_80
-    "gamma_blocks": 12,  # side by side, on sm_80
+    "reverse_fused": 270,  # 264 at one block of cd and six of ab on sm_90, mostly beside its products
     "derivative_norms": 12,  # 8 on sm_90
     "digest_mirrored": 160,  # 156 at tiles of 5 x (4 + 2) on sm_80, 144 at 3 x (6 + 4) on sm_100
 }
