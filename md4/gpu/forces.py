@@ -53,8 +53,8 @@ H_SHARE, Z_SHARE = 0.4, 0.2
 Z_BYTES = 1 << 30
 # Most bytes of the numbers of ket pairs that tasks count together.
 COUNT_BYTES = 1 << 26
-# Primitive quartets, or elements of Gamma, of a bra pair with a ket list, at most: their numbers, and those of a block of
-# threads more, are int32.
+# Primitive quartets, or elements of Gamma, of a bra pair with a ket list, at most: their numbers are int32, and so are
+# those of a block of threads more.
 MOST_NUMBERS = (1 << 31) - 1024
 # Primitive quartets with bounds below this part of the tolerance are left out of the shell quartets that count.
 PRIMITIVE_PART = 0.1
