@@ -413,8 +413,8 @@ class Gradients:
         with self.engine.lock:
             forces, terms = self._forces_of_lists(tolerance), (self._frame.densities(densities), *factors)
             bounds = self._frame.basis, self.lists, forces.bounds, self._unlisted
-            with ThreadPoolExecutor(1) as beside:  # the devices
-                more = beside.submit(unlisted_bound, *bounds, *terms)
+            with ThreadPoolExecutor(1) as pool:  # while the workers make the others
+                more = pool.submit(unlisted_bound, *bounds, *terms)
                 total = self.team.forces(operator, terms, tolerance, self.progress)
         self.ranks.sum(total)
         found, (computed, left, squares), stats.busy = total[0], total[1], tuple(total[2].tolist())

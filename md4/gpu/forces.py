@@ -53,8 +53,8 @@ H_SHARE, Z_SHARE = 0.4, 0.2
 Z_BYTES = 1 << 30
 # Most bytes of the numbers of ket pairs that tasks count together.
 COUNT_BYTES = 1 << 26
-# Primitive quartets, or elements of Gamma, of a bra pair with a ket list, at most: their numbers are int32, and so are
-# those of a block of threads more.
+# Primitive quartets, or elements of Gamma, of a bra pair with a ket list, at most: their numbers are int32, and blocks
+# of threads count beyond the last one by less than 1024.
 MOST_NUMBERS = (1 << 31) - 1024
 # Primitive quartets with bounds below this part of the tolerance are left out of the shell quartets that count.
 PRIMITIVE_PART = 0.1
@@ -516,10 +516,10 @@ class DeviceForces:
         context.copy_out(values, out.pointer)
         context.pool.release(out)
         counts = np.diff(pairs.start[task.first : task.last + 1])
-        for shells, columns in zip(pairs.pairs[task.first : task.last].T, (range(3), range(3, 6))):
+        for side, shells in enumerate(pairs.pairs[task.first : task.last].T):
             owner = np.repeat(shells, counts)
-            for axis, column in enumerate(columns):
-                found[:, axis] += np.bincount(owner, values[: len(owner), column], len(found))
+            for axis in range(3):
+                found[:, axis] += np.bincount(owner, values[: len(owner), 3 * side + axis], len(found))
 
     @staticmethod
     def sent(context, counts):

@@ -184,12 +184,6 @@ def global_after(address, step, n, precision):
     return call_asm(precision.llvm, [address, step], text, f"={precision.letter},l,r", effects=True)
 
 
-def global_beyond(address, offset, precision):
-    """The real number a known `offset` of bytes after `address`, as `global_after`."""
-    text = f"ld.global.nc.{precision.ptx} $0, [$1+{offset}];"
-    return call_asm(precision.llvm, [address], text, f"={precision.letter},l", effects=True)
-
-
 def global_number(address, offset=0, kind=FP64):
     """A number of global memory `offset` bytes after `address`, which no one writes meanwhile; LLVM may move it."""
     builder = address.builder

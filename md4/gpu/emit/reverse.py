@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from md4.gpu.emit.instructions import global_after, global_beyond, global_int, load, shared_real, store_if
+from md4.gpu.emit.instructions import global_after, global_int, load, shared_real, store_if
 from md4.gpu.emit.values import FP64, OPEN, i32, i64, multiply_add, select, tuple_of, word
 from md4.gpu.emit.warp_sums import emit_warp_place, emit_warp_sum
 
@@ -36,7 +36,7 @@ def make_reverse_products(elements, functions, nab, count, known=None):
 
         def loaded(cd):
             factors = [global_after(h, h_step, n, FP64) for n, _ in rows[cd]]
-            return factors, [global_beyond(gamma, 256 * (ab * len(rows) + cd), FP64) for ab in range(nab)]
+            return factors, [load("global.nc", gamma, 256 * (ab * len(rows) + cd))[0] for ab in range(nab)]
 
         following = loaded(0)
         for cd, row in enumerate(rows):

@@ -16,9 +16,10 @@ from md4.gpu.kernels.groups import levels_of
 from md4.gpu.kernels.reverse_sums import Densities, FunctionPairs
 from md4.gpu.tiles import blocks_of_8
 
-# Threads of a block, quartets that it takes at most, and bytes of shared memory that their densities take, about.
-# Quartets are side by side in tiles of GROUP.
-THREADS, GROUP, GROUP_BYTES = 128, 32, 24 << 10
+# Threads of a block, and bytes of shared memory that the densities of its quartets take, about.
+THREADS, GROUP_BYTES = 128, 24 << 10
+# Quartets of a block at most, and of a tile side by side: the lanes of a warp, no tunable number.
+GROUP = 32
 
 
 class ShellQuartets(NamedTuple):
@@ -68,7 +69,8 @@ def gamma_blocks(side_by_side):
     """Kernel factory: Gamma as blocks of cd, [quartet][block][ab][8 cd], or in tiles of quartets `side_by_side`.
 
     In blocks the cd are in the `order` of a tile's rows (`md4.gpu.staircases.row_table`). Several blocks are filled up
-    by zeros, one has only what there is. A tile is [ab][cd][32 quartets]. There are zeros for one quartet more.
+    by zeros, one has only what there is. Side by side there are zeros for one quartet more; a tile is
+    [ab][cd][32 quartets].
     """
     block_place, in_tile, more = jit_device(density_place), jit_device(tile_place), 1 if side_by_side else 0
     places, wait = jit_device(places_of), make_wait_copies(0)
@@ -91,7 +93,7 @@ def gamma_blocks(side_by_side):
             aos[own, 0], aos[own, 1], aos[own, 2], aos[own, 3] = a, b, c, e
             weights[own] = (1.0 if a == b else 2.0) * (1.0 if c == e else 2.0) if first + tid < count else 0.0
         row_bytes = i32(8 * nao)
-        ab_at, aos_at, weights_at = i32(shared_address(d)), i32(shared_address(aos)), i32(shared_address(weights))
+        d_at, aos_at, weights_at = i32(shared_address(d)), i32(shared_address(aos)), i32(shared_address(weights))
         of_cd, of_ac, of_bd, of_ad, of_bc = places(na, nb, nc, nd)
         for s in range(densities.coulomb.size):
             cuda.syncthreads()
@@ -102,7 +104,7 @@ def gamma_blocks(side_by_side):
             while own < together and n < size:
                 left, right, row, column = block_place(min(n, nab + ncd + (na + nb) * (nc + nd) - 1), na, nb, nc, nd)
                 source = address_of(densities.numbers, (s * nao + row) * nao + column)
-                to = i32(ab_at + 8 * (own * size + n))
+                to = i32(d_at + 8 * (own * size + n))
                 left, right, end = i32(aos_at + 16 * own + 4 * left), 4 * i32(right - left), i32(aos_at + 16 * many)
                 while left < end:
                     of_row = address_at(source, load_shared_int(left), row_bytes)
@@ -119,30 +121,31 @@ def gamma_blocks(side_by_side):
                 n, last = (nab * nc * warp) >> 2, (nab * nc * (warp + 1)) >> 2
                 row = quotient(n, nc)
                 a, c = quotient(row, nb), n - row * nc
-                b, here = row - a * nb, ab_at + 8 * size * quartet
-                ab, cd = i32(here + 8 * row), i32(here + of_cd + 8 * c * nd)
-                ac, bc = i32(here + of_ac + 8 * (a * nc + c)), i32(here + of_bc + 8 * (b * nc + c))
-                ad, bd = i32(here + of_ad + 8 * a * nd), i32(here + of_bd + 8 * b * nd)
+                b, here = row - a * nb, d_at + 8 * size * quartet
+                ab_at, cd_at = i32(here + 8 * row), i32(here + of_cd + 8 * c * nd)
+                ac_at, bc_at = i32(here + of_ac + 8 * (a * nc + c)), i32(here + of_bc + 8 * (b * nc + c))
+                ad_at, bd_at = i32(here + of_ad + 8 * a * nd), i32(here + of_bd + 8 * b * nd)
                 weight, place = load_shared(i32(weights_at + 8 * quartet)), in_tile(first + quartet, nab * ncd)
                 half_weight, place = weight * half_k, place + GROUP * nd * n
-                left, rest, turns, end_a, end_c = nc - c, nb - b, last - n, i32(8 * nb * nd), i32(8 * nc)
-                of_b, of_bc_row, of_cd_row = i32(8 * nd), i32(8 * nb * nc), i32(8 * ncd)
+                c_left, b_left, turns, all_bd, row_ac = nc - c, nb - b, last - n, i32(8 * nb * nd), i32(8 * nc)
+                row_bd, all_bc, all_cd = i32(8 * nd), i32(8 * nb * nc), i32(8 * ncd)
                 while turns > 0 and quartet < many:
-                    end, at_a, at_b, d_ab = i32(cd + of_b), ad, bd, weight * j * load_shared(ab)
-                    d_ac, d_bc = half_weight * load_shared(ac), half_weight * load_shared(bc)
-                    while cd < end:
-                        value = d_ab * load_shared(cd) + d_ac * load_shared(at_b) + d_bc * load_shared(at_a)
+                    end, own_ad, own_bd, d_ab = i32(cd_at + row_bd), ad_at, bd_at, weight * j * load_shared(ab_at)
+                    d_ac, d_bc = half_weight * load_shared(ac_at), half_weight * load_shared(bc_at)
+                    while cd_at < end:
+                        value = d_ab * load_shared(cd_at) + d_ac * load_shared(own_bd) + d_bc * load_shared(own_ad)
                         out[u64(place)] = value if s == 0 else out[u64(place)] + value
-                        cd, at_a, at_b, place = i32(cd + 8), i32(at_a + 8), i32(at_b + 8), place + GROUP
-                    ac, bc, turns, left = i32(ac + 8), i32(bc + 8), turns - 1, left - 1
-                    if left == 0:
+                        cd_at, own_ad, own_bd = i32(cd_at + 8), i32(own_ad + 8), i32(own_bd + 8)
+                        place += GROUP
+                    ac_at, bc_at, turns, c_left = i32(ac_at + 8), i32(bc_at + 8), turns - 1, c_left - 1
+                    if c_left == 0:
                         # from (a, b) to (a, b + 1), or from there to (a + 1, 0)
-                        left, rest, ab, cd = nc, rest - 1, i32(ab + 8), i32(cd - of_cd_row)
-                        if rest > 0:
-                            ac, bd = i32(ac - end_c), i32(bd + of_b)
+                        c_left, b_left, ab_at, cd_at = nc, b_left - 1, i32(ab_at + 8), i32(cd_at - all_cd)
+                        if b_left > 0:
+                            ac_at, bd_at = i32(ac_at - row_ac), i32(bd_at + row_bd)
                         else:
-                            rest, bc = nb, i32(bc - of_bc_row)
-                            ad, bd = i32(ad + of_b), i32(bd + of_b - end_a)
+                            b_left, bc_at = nb, i32(bc_at - all_bc)
+                            ad_at, bd_at = i32(ad_at + row_bd), i32(bd_at + row_bd - all_bd)
             else:
                 width = i64(8) if ncd > 8 else ncd
                 blocks = quotient(ncd + width - 1, width) * nab * width
@@ -153,26 +156,26 @@ def gamma_blocks(side_by_side):
                 while own < together and n < blocks:
                     line = quotient(n, width)
                     block = quotient(line, nab)
-                    row, cd = line - block * nab, (block - line) * width + n
-                    factor = 1.0 if cd < ncd else 0.0
-                    cd = i64(order[u64(min(cd, ncd - 1))])
-                    a, c = quotient(row, nb), quotient(cd, nd)
-                    b, e, here = row - a * nb, cd - c * nd, ab_at + 8 * size * own
+                    row, column = line - block * nab, (block - line) * width + n
+                    factor = 1.0 if column < ncd else 0.0
+                    column = i64(order[u64(min(column, ncd - 1))])
+                    a, c = quotient(row, nb), quotient(column, nd)
+                    b, e, here = row - a * nb, column - c * nd, d_at + 8 * size * own
                     of_j, of_k, place = factor * j, factor * half_k, (first + own) * blocks + n
-                    ab, cd = here + 8 * row, here + of_cd + 8 * cd
-                    ac, bd = here + of_ac + 8 * (a * nc + c), here + of_bd + 8 * (b * nd + e)
-                    ad, bc = here + of_ad + 8 * (a * nd + e), here + of_bc + 8 * (b * nc + c)
-                    at, weight, end = i32(0), i32(weights_at + 8 * own), i32(weights_at + 8 * many)
-                    while weight < end:
-                        value = of_j * (load_shared(i32(ab + at)) * load_shared(i32(cd + at)))
+                    ab_at, cd_at = here + 8 * row, here + of_cd + 8 * column
+                    ac_at, bd_at = here + of_ac + 8 * (a * nc + c), here + of_bd + 8 * (b * nd + e)
+                    ad_at, bc_at = here + of_ad + 8 * (a * nd + e), here + of_bc + 8 * (b * nc + c)
+                    at, weight_at, end = i32(0), i32(weights_at + 8 * own), i32(weights_at + 8 * many)
+                    while weight_at < end:
+                        value = of_j * (load_shared(i32(ab_at + at)) * load_shared(i32(cd_at + at)))
                         value += of_k * (
-                            load_shared(i32(ac + at)) * load_shared(i32(bd + at))
-                            + load_shared(i32(ad + at)) * load_shared(i32(bc + at))
+                            load_shared(i32(ac_at + at)) * load_shared(i32(bd_at + at))
+                            + load_shared(i32(ad_at + at)) * load_shared(i32(bc_at + at))
                         )
-                        value *= load_shared(weight)
+                        value *= load_shared(weight_at)
                         out[u64(place)] = value if s == 0 else out[u64(place)] + value
                         at, place = i32(at + 8 * size * together), place + together * blocks
-                        weight = i32(weight + 8 * together)
+                        weight_at = i32(weight_at + 8 * together)
                     n += step
 
     return Kernel(kernel, (THREADS, 8))
@@ -218,8 +221,8 @@ def gamma_size(bra, ket, side_by_side):
 
 
 def gamma_numbers(count, size, side_by_side):
-    """Numbers of so many quartets of `size` numbers each, with those of one quartet more."""
-    return size * (GROUP * (count // GROUP + 1) if side_by_side else count + 1)
+    """Numbers of so many quartets of `size` numbers each, side by side in whole tiles with one quartet more."""
+    return size * (GROUP * (count // GROUP + 1) if side_by_side else count)
 
 
 def launch_gamma(context, side_by_side, quartets, aos, ab, cd, densities, out):

@@ -106,7 +106,7 @@ def make_look():
 
 
 def make_copy_few(threads):
-    """Device function: as `md4.gpu.kernels.ring.make_copy_range`, where a thread has few numbers to copy."""
+    """Device function: as `md4.gpu.kernels.ring.make_copy_range`, by addresses that are counted up, in a short loop."""
 
     def copy_few(address, array, index, count, tid):
         n, end = i32(tid), i32(count >> 1)
@@ -124,7 +124,7 @@ def make_fetch(rows_cd, rows_ab, threads):
     That is H and r to the shared address `at`, where there is room for `together` panels of `panel_size` numbers, and r
     behind, and Gamma of their shell quartets to the address `of_gamma`. `prim` and `shells` are the primitive ket pair
     and the shell quartet of each lane, and `bits` those of `look`. Gamma is filled up by zeros, which are there before;
-    `place` is that of the thread's first number there, from where it begins.
+    `place` is how many bytes behind the first number of a quartet that one goes which the thread copies first.
     """
     copy, warps = make_copy_few(threads), threads // 32
 

@@ -1,7 +1,8 @@
 """Steps 1 and 2 of gradients for the smallest classes: a lane a primitive quartet.
 
 A block of threads takes a primitive bra pair, and goes through the primitive ket pairs that count with it
-(`md4.gpu.kernels.select_kets`). Each lane makes r of a quartet, which goes to shared memory. Then
+(`md4.gpu.kernels.select_kets`). Each lane makes r of a quartet, which goes to shared memory, with the ket's slot and
+the number of the shell quartet behind it. Then
 U[cd, p] = sum_q H[cd, q] [p|q] and Z[ab, p] += sum_cd Gamma[ab, cd] U[cd, p] are code without loops and without the
 zeros of H (`md4.gpu.emit.reverse`), with Gamma from memory (`md4.gpu.kernels.gamma_blocks`). Z stays in registers; the
 sums over the lanes are added to it in memory at the end. Where Z of a class has too many numbers for a warp, several
@@ -101,7 +102,7 @@ def columns_of(l, first):
     return order[order >= 0]
 
 
-def lane_set(row):
+def lane_set_bytes(row):
     """Bytes of shared memory of 32 quartets: `row` doubles for r of each, and two numbers."""
     return 256 * (row + 1)
 
@@ -119,8 +120,8 @@ def reverse_lanes(nab, chunk, warps, ket_class, l, lowest, kind):
     products, add_sums = make_reverse_products(elements, functions, nab, chunk, known), make_add_sums(nab, chunk)
     zeros_upto, make_r = make_zeros_upto(kind, l + l_ket), make_r_by_axis(l + l_ket, False)
     empty, quartets = make_empty(nab * chunk), jit_device(quartets_of)
-    charge_at, separation_of, set_bytes = jit_device(charge), jit_device(separate), lane_set(row)
-    place_of, gamma_size = jit_device(tile_place), nab * len({cd for cd, _ in elements})
+    charge_at, separation_of, set_bytes = jit_device(charge), jit_device(separate), lane_set_bytes(row)
+    in_tile, of_quartet = jit_device(tile_place), nab * len({cd for cd, _ in elements})
 
     def kernel(
         records: Records, first_prim: i64, kets: KetPrimitives, slots: KetSlots, gamma: F64, dead: i64,
@@ -137,8 +138,8 @@ def reverse_lanes(nab, chunk, warps, ket_class, l, lowest, kind):
         own_r = i32(address + (tid >> 5) * set_bytes)
         sums, h_step = empty(), i32(8 * slots.count)
         # of each quartet the ket's slot and the shell quartet stand behind r
-        facts = i32(shared_address(shared) + 256 * row + 8 * lane)
-        own_facts, number = i32(facts + (tid >> 5) * set_bytes), u64(min(n + tid, behind - 1))
+        numbers_at = i32(shared_address(shared) + 256 * row + 8 * lane)
+        own_numbers, number = i32(numbers_at + (tid >> 5) * set_bytes), u64(min(n + tid, behind - 1))
         slot, shells = u64(slots.place[u64(kets.numbers[number])]), i64(kets.shells[number])
         while n < behind:
             # each warp makes r of 32 quartets
@@ -148,18 +149,18 @@ def reverse_lanes(nab, chunk, warps, ket_class, l, lowest, kind):
                 slots.pairs[u64(3) * count + slot],
             ))  # fmt: skip
             make_r(zeros_upto(s, operator), s.rz, s.ry, s.rx, own_r)
-            store_shared_int(own_facts, i32(slot))
-            store_shared_int(i32(own_facts + 4), i32(shells if n + tid < behind else dead))
+            store_shared_int(own_numbers, i32(slot))
+            store_shared_int(i32(own_numbers + 4), i32(shells if n + tid < behind else dead))
             # those of the next turn are on their way during the products
             number = u64(min(n + tid + 32 * warps, behind - 1))
             slot, shells = u64(slots.place[u64(kets.numbers[number])]), i64(kets.shells[number])
             if warps > 1:
                 cuda.syncthreads()
-            r, at, end = address, facts, min(behind, n + 32 * warps)
+            r, at, end = address, numbers_at, min(behind, n + 32 * warps)
             while n < end:
                 of_ket, of_shells = i64(u32(load_shared_int(at))), i64(load_shared_int(i32(at + 4)))
                 sums = products(
-                    sums, address_of(slots.h, of_ket), h_step, r, address_of(gamma, place_of(of_shells, gamma_size)),
+                    sums, address_of(slots.h, of_ket), h_step, r, address_of(gamma, in_tile(of_shells, of_quartet)),
                     columns.offsets, first * columns.functions,
                 )  # fmt: skip
                 r, at, n = i32(r + set_bytes), i32(at + set_bytes), n + 32
@@ -185,7 +186,7 @@ class LanePlan(NamedTuple):
 def lane_plan(bra, ket, hermite):
     """`LanePlan` for `ListFacts` of the bra, the ket, and the Hermite functions of the bra; None for larger classes."""
     elements, row = len(class_elements(ket.h_class)), nherm(hermite.l + ket.l) | 1
-    if lane_set(row) > REVERSE.lane_bytes:
+    if lane_set_bytes(row) > REVERSE.lane_bytes:
         return None
     of_one = elements + bra.nab * ket.nab
     most = min(hermite.nherm, REVERSE.lane_doubles // bra.nab, REVERSE.lane_products // of_one)
@@ -220,7 +221,7 @@ def launch_reverse_lanes(context, operator, plan, ab, cd, h, slots, gamma, hermi
     offsets = context.table(column_offsets, l, hermite.first, ket.l, plan.chunk)
     signs = context.table(column_signs, l, hermite.first)
     context.launch(
-        variant, parts * ab.nprim, 32 * plan.warps, plan.warps * lane_set(nherm(l + ket.l) | 1),
+        variant, parts * ab.nprim, 32 * plan.warps, plan.warps * lane_set_bytes(nherm(l + ket.l) | 1),
         (ab.data.records, ab.data.width), ab.first_prim, (first, numbers, shells),
         (slots.numbers, h, slots.place, slots.count), gamma, of_quartets.size,
         operator_arguments(context, operator.kind, operator.parameter),

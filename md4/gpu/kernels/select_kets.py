@@ -126,7 +126,7 @@ class QuartetTable(NamedTuple):
     shells: I32
 
 
-def bound_far(norms, ket, cd, shells, a, b):
+def bound_from_memory(norms, ket, cd, shells, a, b):
     """What the densities give the bound of a quartet; `shells` are packed ones of the ket (device function)."""
     total, nshell, c, d = 0.0, norms.nshell, shells >> 32, shells & 0xFFFFFFFF
     for s in range(norms.coulomb.size):
@@ -137,11 +137,11 @@ def bound_far(norms, ket, cd, shells, a, b):
     return total
 
 
-def bound_near(norms, ket, cd, shells, rows):
-    """As `bound_far`, from `near_norms` in shared memory, which begin at the address `rows` (device function)."""
-    of_c, of_d = i32(rows + 8 * (shells >> 32)), i32(rows + 8 * i32(shells))
+def bound_from_shared(norms, ket, cd, shells, rows_at):
+    """As `bound_from_memory`, of what `bring_norms` wrote to the shared address `rows_at` (device function)."""
+    of_c, of_d = i32(rows_at + 8 * (shells >> 32)), i32(rows_at + 8 * i32(shells))
     row_bytes, left, total, at = i32(8 * norms.nshell), i32(norms.coulomb.size), 0.0, cd
-    of_ab = i32(rows + 2 * left * row_bytes)
+    of_ab = i32(rows_at + 2 * left * row_bytes)
     while left > 0:
         total += load_shared(of_ab) * ket.norms[at] + (
             load_shared(of_c) * load_shared(i32(of_d + row_bytes))
@@ -152,30 +152,30 @@ def bound_near(norms, ket, cd, shells, rows):
     return total
 
 
-def near_norms(norms, rows, a, b, first, threads):
+def bring_norms(norms, rows, a, b, tid, threads):
     """Writes |k|/2 times the row a of |D|, the row b, for each density, and then |j| |D_ab| (device function)."""
     nshell, count = norms.nshell, norms.coulomb.size
     for s in range(count):
         half_k, of_row, row = 0.5 * abs(norms.exchange[s]), s * nshell * nshell, 2 * s * nshell
-        n = first
+        n = tid
         while n < nshell:
             rows[u64(row + n)] = half_k * norms.numbers[u64(of_row + a * nshell + n)]
             rows[u64(row + nshell + n)] = norms.numbers[u64(of_row + b * nshell + n)]
             n += threads
-        if first == 0:
+        if tid == 0:
             place = 2 * count * nshell + s
             rows[u64(place)] = abs(norms.coulomb[s]) * norms.numbers[u64(of_row + a * nshell + b)]
 
 
 def norm_in_table(norms, cd, ab):
-    """As `bound_far`, from `TableNorms`; `ab` is the number of the bra pair (device function)."""
+    """As `bound_from_memory`, from `TableNorms`; `ab` is the number of the bra pair (device function)."""
     return norms.numbers[u64(norms.first + ab * norms.of_bra + i64(cd) * norms.of_ket)]
 
 
 def select_kets(by_table=False):
     """Kernel factory; all sizes are run-time numbers. `by_table`: the norms are those of a table of Gamma."""
-    threads, warps, far, near_one = THREADS, WARPS, jit_device(bound_far), jit_device(bound_near)
-    in_table, bring_norms = jit_device(norm_in_table), jit_device(near_norms)
+    threads, warps, from_memory, from_table = THREADS, WARPS, jit_device(bound_from_memory), jit_device(norm_in_table)
+    from_shared, bring = jit_device(bound_from_shared), jit_device(bring_norms)
     of_gamma = TableNorms if by_table else Norms
 
     def kernel(
@@ -191,7 +191,7 @@ def select_kets(by_table=False):
         of_chunk, width, of_rows = first_prim - bra.start[first_bra], nprim + 1, i64(0)
         if not by_table and near:
             of_rows = norms.coulomb.size * (2 * norms.nshell + 1)
-            bring_norms(norms, rows, a, b, tid, threads)
+            bring(norms, rows, a, b, tid, threads)
         # the warp's numbers, behind the norms in shared memory, and those of all warps in memory
         mine, of_pair, n = 2 * of_rows + warp * width, (of_chunk + pair) * warps, lane
         while n < width:
@@ -208,8 +208,8 @@ def select_kets(by_table=False):
         cuda.syncthreads()
         behind = i32(table.first[pair, 1] if write else nket)
         many, below, last, left, squares = i32(found[mine + nprim]), u32((i64(1) << lane) - 1), i32(0), 0.0, 0.0
-        row_at, n = i32(shared_address(rows)), i32(tid)
-        mine_at, prims_at = i32(row_at + 4 * mine), address_of(bra.of_prims, first_prim)
+        rows_at, n = i32(shared_address(rows)), i32(tid)
+        mine_at, prims_at = i32(rows_at + 4 * mine), address_of(bra.of_prims, first_prim)
         next_cd = u64(u32(max(0, min(n, i32(behind - 1)))))
         next_shells, next_bound = ket.shells[next_cd], ket.bounds[next_cd]
         while n - i32(tid) < behind:
@@ -218,19 +218,19 @@ def select_kets(by_table=False):
             next_cd = u64(u32(min(i32(n + threads), i32(behind - 1))))
             next_shells, next_bound = ket.shells[next_cd], ket.bounds[next_cd]
             if by_table:
-                of_d = in_table(norms, cd, ab)
+                of_d = from_table(norms, cd, ab)
             elif near:
-                of_d = near_one(norms, ket, cd, shells, row_at)
+                of_d = from_shared(norms, ket, cd, shells, rows_at)
             else:
-                of_d = far(norms, ket, cd, shells, a, b)
+                of_d = from_memory(norms, ket, cd, shells, a, b)
             size, k_first, k_prims = of_both * of_d, i64(0), i32(0)
             if n < behind and not size < norms.tolerance:
                 k_first = ket.start[cd]
                 k_prims = i32(ket.start[cd + u64(1)] - k_first)
             counting = k_prims > 0
-            without = 0.0 if counting or n >= behind else size
-            left += without
-            squares += without * without
+            skipped = 0.0 if counting or n >= behind else size
+            left += skipped
+            squares += skipped * skipped
             last = i32(n + 1) if counting else last
             n = i32(n + threads)
             # votes in both passes: a loop that contains one is not duplicated, so that both decide alike

@@ -60,7 +60,7 @@ SPILLS = {
     "whole_panel": 240,  # 232 of contracted bras at four blocks of rows on sm_100; 28 at most on sm_90
     "ket_transform": 130,  # turned, on sm_100: 128 at seven blocks of rows and six of columns
     "digest_rows": 100,  # at tiles of 5 x 7 on sm_100, 60 at 7 x 3 on sm_90
-    "reverse_lanes": 4030,  # 4024 at (ps|gs), 2788 at (ds|fs) on sm_90, Coulomb's
+    "reverse_lanes": 1200,  # 1192 on sm_100, 1180 on sm_90, 1128 on sm_80, for kets of (gs) and (fs), Coulomb's
     "reverse_fused": 270,  # 264 at one block of cd and six of ab on sm_90, mostly beside its products
     "derivative_norms": 12,  # 8 on sm_90
     "digest_mirrored": 160,  # 156 at tiles of 5 x (4 + 2) on sm_80, 144 at 3 x (6 + 4) on sm_100

@@ -1,17 +1,21 @@
 """Steps 1 and 2 of gradients of the smallest classes, a lane a primitive quartet, on the emulated GPU."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from emulator import running
+from emulator import host_array, running
+from gpu.kernels.test_limits import sent
 from gpu.kernels.test_plain_python import basis_of
 from nuclear_forces import symmetric
 
 import md4
 from md4.gpu import forces
+from md4.gpu.buffers import Buffer
 from md4.gpu.forces import hermite_facts
 from md4.gpu.kernels import reverse_lanes
+from md4.gpu.kernels.gamma_blocks import gamma_numbers, gamma_size, launch_gamma
 from md4.gpu.kernels.reverse_lanes import columns_of, lane_plan
 from md4.gpu.tuning import REVERSE
 from md4.shells.shell_pairs import list_facts
@@ -60,6 +64,43 @@ def test_many_kets(tuned):
         np.testing.assert_allclose(jk.gradient(dm, tolerance=0), right, rtol=0, atol=1e-13 * abs(right).max())
         assert jk.stats.computed == 36**2
     assert machine.kernels >= {"reverse_lanes"}
+
+
+@pytest.mark.races
+@pytest.mark.parametrize("count", [31, 32, 33])
+def test_gamma_side_by_side(count):
+    """Of two densities, beside NumPy, in tiles of 32 quartets, and zeros behind the last one."""
+    rng, nao, bra, ket = np.random.default_rng(count), 9, facts(1, 0), facts(1, 1)
+    aos = np.array([[0, 0], [3, 1], [6, 8]]), np.array([[0, 3], [3, 3]])
+    numbers = [rng.integers(len(these), size=count).astype(np.int32) for these in aos]
+    d, j, k = rng.normal(size=(2, nao, nao)), np.array([1.0, 0.5]), np.array([-2.0, 3.0])
+    d += d.transpose(0, 2, 1)
+    right = np.empty((count, bra.nab, ket.nab))
+    for n, (ab, cd) in enumerate(zip(*numbers)):
+        (a, b), (c, e) = aos[0][ab], aos[1][cd]
+        of = [np.arange(first, first + size) for first, size in zip((a, b, c, e), (3, 1, 3, 3))]
+        value = sum(
+            j[s] * np.einsum("ab,cd->abcd", *(d[s][np.ix_(of[x], of[y])] for x, y in ((0, 1), (2, 3))))
+            - k[s] / 2 * np.einsum("ac,bd->abcd", *(d[s][np.ix_(of[x], of[y])] for x, y in ((0, 2), (1, 3))))
+            - k[s] / 2 * np.einsum("ad,bc->abcd", *(d[s][np.ix_(of[x], of[y])] for x, y in ((0, 3), (1, 2))))
+            for s in range(2)
+        )  # fmt: skip
+        right[n] = (1 + (a != b)) * (1 + (c != e)) * value.reshape(bra.nab, ket.nab)
+    size = gamma_size(bra, ket, True)
+    with running():
+        context = md4.Engine(basis_of((0,)), backend="cuda").backend.context
+        places = context.pool.upload(aos, context.stream)[1]
+        quartets = [context.pool.get(count) for _ in numbers]
+        for room, these in zip(quartets, numbers):
+            context.copy_in(room.pointer, these)
+        quartets = tuple(Buffer(room.pointer, (count,), 4, room) for room in quartets)
+        out = context.pool.get(gamma_numbers(count, size, True))
+        sides = (SimpleNamespace(facts=this, first=0) for this in (bra, ket))
+        launch_gamma(context, True, quartets, places, *sides, (*(sent(context, x) for x in (d, j, k)), nao), out)
+        found = host_array(out, "float64")[: gamma_numbers(count, size, True)].reshape(-1, size, 32)
+        found = found.transpose(0, 2, 1).reshape(-1, bra.nab, ket.nab).copy()
+    np.testing.assert_allclose(found[:count], right, rtol=0, atol=1e-14 * abs(right).max())
+    assert not found[count].any()
 
 
 def facts(la, lb):
