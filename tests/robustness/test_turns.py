@@ -9,10 +9,11 @@ import sys
 import pytest
 
 PROCESS = """
-import logging, sys
+import logging, signal, sys
 from md4.gpu import warmup
 from md4.gpu.compile import Variant
 from md4.gpu.kernels.recurrence import r_in_registers
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a background job of a shell ignores
 logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.WARNING)
 logging.getLogger("md4").setLevel(logging.DEBUG)
 variants = [Variant(r_in_registers, (l, "coulomb")) for l in range(4)]
