@@ -17,9 +17,9 @@ J alone needs neither Gamma nor U (`DeviceForces.run_coulomb`).
 
 from copy import copy
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import combinations_with_replacement, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -62,6 +62,10 @@ PRIMITIVE_PART = 0.1
 ROUNDING = 1e-12
 # Predicted seconds of a floating-point operation, and of what a task and two lists take besides.
 OPERATION, TASK, TWO_LISTS = 1 / 20e12, 1e-4, 5e-5
+# A list whose part of all work is smaller than 1 / (so many times the number of devices) belongs to one of them.
+WHOLE_LISTS = 8
+# Tracks (`md4.gpu.tracks`) that take tasks in turn, and bytes that must be free for each but one.
+TRACKS, TRACK_SHARE = 2, 12 << 30
 
 
 @cache
@@ -89,12 +93,6 @@ def hermite_side(ab):
     side = copy(ab)
     side.facts = hermite_of(ab.facts)
     return side
-
-
-def plans_of(context, bra, ket, hermite):
-    """Plans of `reverse_lanes` and of `reverse_fused` for three `ListFacts`; None for what does not take the class."""
-    facts = bra, ket, hermite
-    return lane_plan(*facts), fused_reverse(context.unit, *facts, context.block_shared)
 
 
 class Task(NamedTuple):
@@ -152,28 +150,96 @@ class Counts(NamedTuple):
     of_warps: list
 
 
-class Listed(NamedTuple):
-    """The numbers of the first quartets of a task with a ket list.
+def operations(bra, ket, prims):
+    """Of steps 1 and 2, for a primitive pair of a bra list with `prims` of a ket list, without screening."""
+    ket, hermite = ket.pairs, hermite_of(bra.prepared.facts)
+    products = prims * (ket.nherm * ket.nab + 20 * nherm(ket.l + hermite.l)) + bra.pairs.nab * ket.nab * len(ket)
+    return 2 * hermite.nherm * products
+
+
+class Way(NamedTuple):
+    """How steps 1 and 2 are done for pairs of a bra list and a ket list.
 
     Attributes
     ----------
-    shells, quartets : ndarray
-        The shell quartet of each bra pair and the primitive quartet of each primitive bra pair, and how many there are.
+    lanes, fused : md4.gpu.kernels.reverse_lanes.LanePlan, md4.gpu.kernels.reverse_fused.FusedReverse
+        The plan of the kernel that takes lists of what counts, and None; both are None where rectangles are taken.
+    gamma, r : int
+        Numbers of Gamma of a shell quartet, and of r of a primitive quartet.
+    """
+
+    lanes: Any
+    fused: Any
+    gamma: int
+    r: int
+
+    @classmethod
+    def of(cls, context, bra, ket):
+        """On a device, for `ListFacts` of both lists."""
+        hermite = hermite_of(bra)
+        lanes = lane_plan(bra, ket, hermite)
+        fused = None if lanes else fused_reverse(context.unit, bra, ket, hermite, context.block_shared)
+        return cls(lanes, fused, gamma_size(bra, ket, lanes is not None), r_stride_of(ket, hermite))
+
+    @property
+    def listed(self):
+        """Whether quartets are listed."""
+        return self.lanes is not None or self.fused is not None
+
+    def nbytes(self, shells, quartets):
+        """Bytes of Gamma, lists and r of so many shell quartets and primitive quartets, or of several such numbers."""
+        return (8 * self.gamma + 8) * shells + (8 if self.lanes else 12 + 8 * self.r) * quartets
+
+
+class Listed(NamedTuple):
+    """The quartets of some bra pairs that count with a ket list.
+
+    Attributes
+    ----------
+    shells, quartets, most : int
+        Shell quartets, primitive quartets, and the most of these that one primitive bra pair has.
     first, first_quartets, of_warps : Buffer
         Of `md4.gpu.kernels.select_kets.QuartetTable` and `KetCounts`.
     """
 
-    shells: np.ndarray
-    quartets: np.ndarray
+    shells: int
+    quartets: int
+    most: int
     first: Buffer
     first_quartets: Buffer
     of_warps: Buffer
 
-    def part(self, begin, end, first, last):
-        """The last three of the bra pairs from `begin` to `end`, with the primitive pairs from `first` to `last`."""
-        shells, quartets = (end - begin + 1, 2), (last - first + 1,)
-        of_warps = self.of_warps.part(WARPS * (begin + first), (WARPS * (end - begin + last - first),))
-        return self.first.part(2 * begin, shells), self.first_quartets.part(first, quartets), of_warps
+    def slices(self, ab, way, shells, quartets, budget):
+        """Yields (bra pairs, `Listed`) of slices that take at most `budget` bytes, or what a single pair takes.
+
+        Parameters
+        ----------
+        ab : md4.engine.PreparedPairs
+            All bra pairs.
+        way : Way
+        shells, quartets : ndarray
+            The number of the first shell quartet of each of these pairs, and of the first primitive quartet of each
+            primitive pair, and how many there are.
+        """
+        if way.nbytes(self.shells, self.quartets) <= budget:
+            if self.quartets:
+                yield ab, self
+            return
+        prims, begin = ab.whole.pairs.start[ab.first : ab.first + len(ab) + 1] - ab.first_prim, 0
+        ends = way.nbytes(shells, quartets[prims])
+        budget = max(budget, int(np.diff(ends).max()))
+        while begin < len(ab):
+            end = int(np.searchsorted(ends, ends[begin] + budget, side="right")) - 1
+            (one, other), (first, last) = shells[[begin, end]].tolist(), prims[[begin, end]].tolist()
+            counts = np.diff(quartets[first : last + 1])
+            count = int(counts.sum())
+            if count:
+                yield ab[begin:end], Listed(
+                    other - one, count, int(counts.max()), self.first.part(2 * begin, (end - begin + 1, 2)),
+                    self.first_quartets.part(first, (last - first + 1,)),
+                    self.of_warps.part(WARPS * (begin + first), (WARPS * (end - begin + last - first),)),
+                )  # fmt: skip
+            begin = end
 
 
 class TaskSums:
@@ -234,7 +300,7 @@ class DeviceForces:
 
     def __init__(self, basis, lists, bounds, of_prims):
         self.basis, self.lists, self.bounds, self.of_prims = basis, lists, bounds, of_prims
-        self.tables = {}
+        self.tables, self.ways, self.predicted, self.divided, self.least = {}, {}, {}, {}, {}
 
     def run(self, backend, densities, coulomb, exchange, tolerance, part=0, parts=1, report=None):
         """As `md4.cpu.forces.HostForces.run`."""
@@ -246,12 +312,15 @@ class DeviceForces:
         self.check_memory(backend, densities)
         norms = self.norms(densities)
         of_pairs = [norms[:, this.pairs.pairs[:, 0], this.pairs.pairs[:, 1]] for this in self.lists]
-        buffer, arrays = context.pool.upload([densities, norms, coulomb, exchange, *of_pairs], context.stream)
-        d, norms, j, k, *of_pairs = (array.part(0, (array.size,)) for array in arrays)
+        d = context.pool.get(densities.size)
+        context.copy_in(d.pointer, np.ascontiguousarray(densities))
+        buffer, arrays = context.pool.upload([norms, coulomb, exchange, *of_pairs], context.stream)
+        norms, j, k, *of_pairs = (array.part(0, (array.size,)) for array in arrays)
         terms = Terms((d, j, k, nao), (norms, j, k, self.basis.nshell, tolerance), tuple(of_pairs))
         every = range(len(self.lists))
         quartets, left_out = self.add(backend, every, every, terms, found, part, parts, report)
-        context.pool.release(buffer)
+        for this in (d, buffer):
+            context.pool.release(this)
         return found, quartets, left_out
 
     def add(self, backend, bras, kets, terms, found, part, parts, report=None):
@@ -262,7 +331,8 @@ class DeviceForces:
         quartets : int
         left_out : ndarray, shape (2,)
         """
-        context, quartets, left_out = backend.context, 0, np.zeros(2)
+        context, quartets, left_out, backends = backend.context, 0, np.zeros(2), backend.tracks()
+        backends = backends[: 1 + min(TRACKS - 1, context.pool.left() // TRACK_SHARE)]
         for batch in self.batches(backend, kets):
             made, before = [], 0.0
             for tasks in self.counted_together(self.tasks(backend, bras, batch, part, parts), len(batch)):
@@ -272,15 +342,26 @@ class DeviceForces:
                 if report is not None and before:
                     report(before)
                 before = sum(task.seconds for task in tasks)
-                for task, counts in zip(tasks, every):
-                    out, count = self.launch(backend, task, batch, counts, terms)
-                    made.append((task, out))
-                    quartets += count
+                outs, loads, budget = self.outs(context, tasks), [0.0] * len(backends), context.pool.share(CHUNK_BYTES)
+                context.tracks.begin(len(backends))
+                try:
+                    for task, counts, out in zip(tasks, every, outs):
+                        track = loads.index(min(loads))
+                        loads[track] += task.seconds
+                        quartets += self.launch(backends[track], task, batch, counts, terms, budget, out)
+                finally:
+                    context.tracks.end()
+                made += zip(tasks, outs)
             for task, out in made:
                 self.take(context, found, task, out)
             if report is not None and made:
                 report(before)
         return quartets, left_out
+
+    def outs(self, context, tasks):
+        """Room for the derivatives of each task, (nprim, 6)."""
+        prims = [max(1, self.counts_of(task)[0] - 2 * (task.last - task.first)) for task in tasks]
+        return [context.pool.get(6 * count) for count in prims]
 
     def run_coulomb(self, backend, densities, coulomb, tolerance, part, parts, report):
         """`run` without exchange: Z[ab, p] = j f_ab D_ab J_p, J_p = sum_cd f_cd D_cd [p|cd), |p| <= l_ab + 1.
@@ -387,15 +468,15 @@ class DeviceForces:
         counts = []
         for task, first, end, of_them in zip(tasks, edges, edges[1:], of_warps):
             npair, bra = task.last - task.first, self.bounded(context, task.number, True, terms)
-            this, parts = self.lists[task.number].prepared.facts, []
+            most, parts = self.lists[task.number].prepared.facts.max_prim, []
             for n, number in enumerate(batch):
                 ket, norms = self.bounded(context, number, False, terms), terms.norms_of(task.number, number)
                 places = ((at + n * size, size) for at, size in zip((first, edges[-1] + of_them), self.counts_of(task)))
                 one, part = (Buffer(room.pointer + 4 * at, (size,), 4, room.owner) for at, size in places)
-                plans = plans_of(context, this, self.lists[number].prepared.facts, hermite_of(this))
+                limit = PRIMITIVE_PART * norms[-1] if self.way(context, task.number, number).listed else 0.0
                 launch_select(
-                    context, npair, this.max_prim, bra, task.first, ket, len(self.lists[number]), norms,
-                    PRIMITIVE_PART * norms[-1] if any(plans) else 0.0, (one, part, sums), by_table=terms.by_table,
+                    context, npair, most, bra, task.first, ket, len(self.lists[number]), norms, limit,
+                    (one, part, sums), by_table=terms.by_table,
                 )  # fmt: skip
                 parts.append(part)
             of_task = numbers[first:end].reshape(nlist, -1)
@@ -408,10 +489,18 @@ class DeviceForces:
                     pairs[n], prims[n] = len(self.lists[number]), self.lists[number].pairs.nprim
         return counts, left_out.sum(axis=0)
 
-    def launch(self, backend, task, batch, counts, terms):
-        """Has the device make the derivatives of a task, (nprim, 6); how many quartets are made."""
-        context, this = backend.context, self.lists[task.number].prepared[task.first : task.last]
-        out, made = context.pool.get(max(1, 6 * this.nprim)), 0
+    def way(self, context, bra, ket):
+        """`Way` of two lists, given by their numbers."""
+        if (bra, ket) not in self.ways:
+            self.ways[bra, ket] = Way.of(context, *(self.lists[number].prepared.facts for number in (bra, ket)))
+        return self.ways[bra, ket]
+
+    def launch(self, backend, task, batch, counts, terms, budget, out):
+        """Has a track make the derivatives of a task, (nprim, 6) into `out`; how many quartets are made.
+
+        Two lists take about `budget` bytes at most.
+        """
+        context, this, made = backend.context, self.lists[task.number].prepared[task.first : task.last], 0
         sums = TaskSums(context, this, self.rows_of(this), REVERSE.most_parts)
         shells, width = 2 * len(this) + 2, 2 * len(this) + this.nprim + 3
         numbers = np.zeros((len(batch), width), dtype=np.int64)
@@ -421,72 +510,63 @@ class DeviceForces:
         pairs[:, :-1, 1] = counts.pairs[:, :, 1]
         on_device = context.pool.room("first quartets", numbers.size)
         context.copy_in_pieces(on_device.pointer, numbers)
-        for n, number in enumerate(batch):
-            plans = plans_of(context, this.facts, self.lists[number].prepared.facts, sums.hermite)
-            if any(plans):
-                first = on_device.part(width * n, pairs[n].shape), on_device.part(width * n + shells, quartets[n].shape)
-                listed = Listed(pairs[n, :, 0], quartets[n], *first, counts.of_warps[n])
-                made += self.add_lists(backend, task, this, number, plans, listed, terms, sums)
+        totals = zip(*(some.tolist() for some in (pairs[:, -1, 0], quartets[:, -1], counts.prims.max(1, initial=0))))
+        for n, (number, of_list) in enumerate(zip(batch, totals)):
+            way = self.way(context, task.number, number)
+            if way.listed:
+                first = on_device.part(width * n, (len(this) + 1, 2))
+                first_quartets = on_device.part(width * n + shells, (this.nprim + 1,))
+                listed = Listed(*of_list, first, first_quartets, counts.of_warps[n])
+                for ab, these in listed.slices(this, way, pairs[n, :, 0], quartets[n], budget):
+                    self.add_lists(backend, task.number, ab, number, way, these, terms, sums)
+                made += listed.shells
             else:
-                made += self.add_rectangles(backend, task, this, number, counts.pairs[n, :, 1], terms, sums)
+                made += self.add_rectangles(backend, task, this, number, counts.pairs[n, :, 1], terms, sums, budget)
         launch_forces(context, this, sums.hermite, sums.fields(1), sums.used, out)
-        return out, made
+        return made
 
-    def add_lists(self, backend, task, this, number, plans, listed, terms, sums):
-        """Adds to Z what the ket pairs of a list give that count one by one; how many quartets these are."""
-        context, ket, hermite = backend.context, self.lists[number].prepared, sums.hermite
-        in_lanes, plan, stride = plans[0] is not None, plans[0] or plans[1], r_stride_of(ket.facts, hermite)
-        size = gamma_size(this.facts, ket.facts, in_lanes)
-        # bytes of Gamma, of the lists and of r
-        cost = 8 * size + 8, 8 if in_lanes else 12 + 8 * stride
-        prims = this.whole.pairs.start[task.first : task.last + 1] - this.first_prim
-        costs = cost[0] * listed.shells + cost[1] * listed.quartets[prims]
-        budget = max(int(np.diff(costs).max()), context.pool.share(CHUNK_BYTES))
-        aos = first_aos(context, this, self.basis), first_aos(context, ket, self.basis)
-        bra, begin = self.bounded(context, task.number, True, terms), 0
-        kets, norms = self.bounded(context, number, False, terms), terms.norms_of(task.number, number)
-        while begin < len(this):
-            end = int(np.searchsorted(costs, costs[begin] + budget, side="right")) - 1
-            ab, shells, (first, last) = this[begin:end], listed.shells[[begin, end]], prims[[begin, end]].tolist()
-            of_prims, of_chunk = np.diff(listed.quartets[first : last + 1]), listed.part(begin, end, first, last)
-            shells, quartets, begin = int(shells[1] - shells[0]), int(of_prims.sum()), end
-            if quartets == 0:
-                continue
-            pieces = REVERSE.lane_pieces if in_lanes else REVERSE.fused_pieces
-            parts, each = sums.divided(int(of_prims.max()), quartets, pieces)
-            z, table = sums.fields(parts), self.table(context, of_chunk[:2], shells, quartets, not in_lanes)
-            launch_select(
-                context, len(ab), ab.facts.max_prim, bra, ab.first, kets, len(ket), norms, PRIMITIVE_PART * norms[-1],
-                (table[2], of_chunk[2], z[0]), table, terms.by_table,
+    def add_lists(self, backend, bra, ab, ket, way, listed, terms, sums):
+        """Adds to Z what ket pairs give bra pairs `ab` with which they are `listed`; both lists by their numbers."""
+        context, cd, in_lanes, hermite = backend.context, self.lists[ket].prepared, way.lanes is not None, sums.hermite
+        gamma = context.pool.room("gamma", gamma_numbers(listed.shells, way.gamma, in_lanes))
+        pieces, norms = REVERSE.lane_pieces if in_lanes else REVERSE.fused_pieces, terms.norms_of(bra, ket)
+        parts, each = sums.divided(listed.most, listed.quartets, pieces)
+        z, table = sums.fields(parts), self.table(context, listed, not in_lanes)
+        launch_select(
+            context, len(ab), ab.facts.max_prim, self.bounded(context, bra, True, terms), ab.first,
+            self.bounded(context, ket, False, terms), len(cd), norms, PRIMITIVE_PART * norms[-1],
+            (table[2], listed.of_warps, z[0]), table, terms.by_table,
+        )  # fmt: skip
+        of_gamma = terms.gamma_of(bra, ket)
+        if terms.by_table:
+            launch_gamma_of_table(context, in_lanes, table[2:4], ab, cd, of_gamma, gamma)
+        else:
+            aos = first_aos(context, ab, self.basis), first_aos(context, cd, self.basis)
+            launch_gamma(context, in_lanes, table[2:4], aos, ab, cd, of_gamma, gamma)
+        if in_lanes:
+            h, slots = cd.h(KET_ELEMENTS).array, backend.pair_maker.slots(cd.pairs, cd.data)
+            launch_reverse_lanes(
+                context, backend.operator, way.lanes, ab, cd, h, slots, gamma, hermite, table, z, parts, each
             )  # fmt: skip
-            gamma = context.pool.room("gamma", gamma_numbers(shells, size, in_lanes))
-            of_gamma = terms.gamma_of(task.number, number)
-            if terms.by_table:
-                launch_gamma_of_table(context, in_lanes, table[2:4], ab, ket, of_gamma, gamma)
-            else:
-                launch_gamma(context, in_lanes, table[2:4], aos, ab, ket, of_gamma, gamma)
-            if in_lanes:
-                slots = backend.pair_maker.slots(ket.pairs, ket.data)
-                launch_reverse_lanes(
-                    context, backend.operator, plan, ab, ket, ket.h(KET_ELEMENTS).array, slots, gamma, hermite, table,
-                    z, parts, each,
-                )  # fmt: skip
-            else:
-                r, of_prims = context.pool.room("r", quartets * stride), (table[5], table[4])
-                launch_listed_r(context, backend.operator, ket, hermite_side(ab), of_prims, quartets, r)
-                h = ket.h(BRA_TURNED).array
-                launch_reverse_fused(context, plan, ab, ket, h, gamma, hermite, r, table, z, parts, each)
-        return int(listed.shells[-1])
+        else:
+            h, r = cd.h(BRA_TURNED).array, context.pool.room("r", listed.quartets * way.r)
+            of_prims, count = (table[5], table[4]), listed.quartets
+            launch_listed_r(context, backend.operator, cd, hermite_side(ab), of_prims, count, r)
+            launch_reverse_fused(context, way.fused, ab, cd, h, gamma, hermite, r, table, z, parts, each)
 
     @staticmethod
-    def table(context, first, shells, quartets, bra_prims):
+    def table(context, listed, bra_prims):
         """Fields of `md4.gpu.kernels.select_kets.QuartetTable`, which is to be written, with `bra_prims` or without."""
+        shells, quartets = listed.shells, listed.quartets
         counts = shells, shells, quartets if bra_prims else 0, quartets, quartets
-        edges = np.cumsum([0, *(words(4 * n) for n in counts)]).tolist()
-        room = context.pool.room("quartets", edges[-1])
-        return *first, *(Buffer(room.pointer + 8 * at, (n,), 4, room.owner) for at, n in zip(edges, counts))
+        room = context.pool.room("quartets", sum(words(4 * count) for count in counts))
+        fields, place = [listed.first, listed.first_quartets], room.pointer
+        for count in counts:
+            fields.append(Buffer(place, (count,), 4, room.owner))
+            place += 8 * words(4 * count)
+        return tuple(fields)
 
-    def add_rectangles(self, backend, task, this, number, counts, terms, sums):
+    def add_rectangles(self, backend, task, this, number, counts, terms, sums, budget):
         """Adds to Z what all ket pairs of a list give up to the last one that counts; how many quartets these are."""
         context, ket, limits = backend.context, self.lists[number].prepared, np.zeros(task.last, dtype=np.int32)
         limits[task.first :] = counts
@@ -494,7 +574,7 @@ class DeviceForces:
         aos = first_aos(context, this, self.basis), first_aos(context, ket, self.basis)
         tile, row_blocks = reverse_tile(this.facts.nab, self.columns(this))
         np8, parts, gamma = blocks_of_8(sums.hermite.nherm), self.parts_of(this), terms.gamma_of(task.number, number)
-        for ab, cd in self.chunks(context, this, ket, counts):
+        for ab, cd in self.chunks(this, ket, counts, budget):
             u, z = self.half_transformed(backend, ab, cd, on_device), sums.fields(parts)
             launch_reverse(context, tile, row_blocks, aos, ab, cd, u, np8, on_device, gamma, z, parts, terms.by_table)
         return int(counts.sum(dtype=np.int64))
@@ -523,8 +603,8 @@ class DeviceForces:
 
     @staticmethod
     def sent(context, counts):
-        """An int32 array in device memory."""
-        room = context.pool.get(max(1, words(counts.nbytes)))
+        """An int32 array in device memory, until the next one."""
+        room = context.pool.room("ket limits", max(1, words(counts.nbytes)))
         context.copy_in_pieces(room.pointer, counts)
         return Buffer(room.pointer, (counts.size,), 4, room)
 
@@ -546,14 +626,14 @@ class DeviceForces:
         blocks = ab.npair * row_blocks * -(-self.columns(ab) // (tile.nt * tile.warps))
         return min(REVERSE.most_parts, -(-FEWEST_BLOCKS // max(1, blocks)))
 
-    def chunks(self, context, bra, ket, counts):
-        """Slices (ab, cd) of a rectangle whose r and U take at most `CHUNK_BYTES`, without ket pairs that never count.
+    def chunks(self, bra, ket, counts, budget):
+        """Slices (ab, cd) of a rectangle whose r and U take about `budget` bytes, without ket pairs that never count.
 
         `counts` says with how many ket pairs each bra pair counts.
         """
         hermite = hermite_of(bra.facts)
         np8, stride = blocks_of_8(hermite.nherm), r_stride_of(ket.facts, hermite)
-        budget, of_ket = max(1, context.pool.share(CHUNK_BYTES) // 8), ket.pairs.start
+        budget, of_ket = max(1, budget // 8), ket.pairs.start
         start = bra.whole.pairs.start[bra.first : bra.first + bra.npair + 1]
         most = int(counts.max(initial=0))
 
@@ -591,7 +671,29 @@ class DeviceForces:
 
     def own_pairs(self, number, part, parts):
         """Ranges of the pairs of a list that belong to a part."""
-        return own_ranges(len(self.lists[number]), (part + number) % parts, parts)
+        count, owner = len(self.lists[number]), self.owners(parts)[number]
+        if owner is None:
+            return own_ranges(count, (part + number) % parts, parts)
+        return [slice(0, count)] if owner == part else []
+
+    def owners(self, parts):
+        """The part to which each list belongs, or None where it is divided among all.
+
+        Each range is a task, which takes the host as long as that of a whole list, so only lists of much work are
+        divided. It depends on nothing else than the basis and the lists, which are the same in all processes.
+        """
+        if parts not in self.divided:
+            prims = [int(self.basis.nprims[this.pairs.pairs].prod(axis=1).sum()) for this in self.lists]
+            costs = [
+                count * sum(map(partial(operations, this), self.lists, prims)) for this, count in zip(self.lists, prims)
+            ]  # fmt: skip
+            loads, owners = [0.0] * parts, [None] * len(costs)
+            for number in sorted(range(len(costs)), key=lambda n: (-costs[n], n)):
+                if costs[number] * parts * WHOLE_LISTS < sum(costs):
+                    owners[number] = loads.index(min(loads))
+                    loads[owners[number]] += costs[number]
+            self.divided[parts] = owners
+        return self.divided[parts]
 
     def tasks(self, backend, bras, batch, part=0, parts=1):
         """Every `Task` of a part, with pairs of lists `bras`, those of most work first.
@@ -602,7 +704,7 @@ class DeviceForces:
         for number in bras:
             this = self.lists[number].prepared
             per_prim = 64 * blocks_of_8(hermite_of(this.facts).nherm) * self.rows_of(this) * REVERSE.most_parts
-            start, seconds = this.pairs.start, self.seconds_of(this, batch) / max(1, len(this))
+            start, seconds = this.pairs.start, self.seconds_of(number, batch) / max(1, len(this))
             for own in self.own_pairs(number, part, parts):
                 edges = [own.start]
                 while edges[-1] < own.stop:
@@ -612,19 +714,19 @@ class DeviceForces:
                 found += [Task((last - first) * seconds, number, first, last) for first, last in pairwise(edges)]
         return sorted(found, reverse=True)
 
-    def seconds_of(self, this, batch):
+    def seconds_of(self, number, batch):
         """Predicted seconds of a bra list with some ket lists, without screening."""
-        bra, count, total = this.pairs, hermite_of(this.facts).nherm, TASK
-        for number in batch:
-            ket = self.lists[number].pairs
-            step = ket.nprim * (ket.nherm * ket.nab + 20 * nherm(ket.l + bra.l + 1)) + bra.nab * ket.nab * len(ket)
-            total += TWO_LISTS + OPERATION * 2 * bra.nprim * count * step
-        return total
+        key = number, tuple(batch)
+        if key not in self.predicted:
+            bra, kets = self.lists[number], [self.lists[n] for n in batch]
+            count = bra.pairs.nprim * sum(operations(bra, ket, ket.pairs.nprim) for ket in kets)
+            self.predicted[key] = TASK + TWO_LISTS * len(kets) + OPERATION * count
+        return self.predicted[key]
 
     def seconds(self):
         """Predicted seconds, without screening."""
         every = range(len(self.lists))
-        return sum(self.seconds_of(this.prepared, every) for this in self.lists)
+        return sum(self.seconds_of(number, every) for number in every)
 
     def check_memory(self, backend, densities):
         """MemoryLimitError, before anything is allocated, if there is no room for one shell pair with any list."""
@@ -635,7 +737,8 @@ class DeviceForces:
 
     def check_lists(self, backend, bras, kets, beside):
         """As `check_memory` for lists `bras` with lists `kets`, and what is needed `beside`, as for `require`."""
-        bras, kets = ([self.lists[number].prepared for number in numbers] for numbers in (bras, kets))
+        key, context = (tuple(bras), tuple(kets)), backend.context
+        bras, kets = ([self.lists[number].prepared for number in numbers] for numbers in key)
         most = max(this.pairs.max_prim for this in bras) * max(this.nprim for this in kets)
         most = max(most, max(this.facts.nab for this in bras) * max(this.facts.nab * len(this) for this in kets))
         if most > MOST_NUMBERS:
@@ -643,7 +746,7 @@ class DeviceForces:
                 f"a shell pair of {self.basis!r} may have {most} primitive quartets, or elements of Gamma, with a list "
                 f"of shell pairs, but gradients on a GPU take {MOST_NUMBERS} at once; use backend='cpu'."
             )
-        longest, room = max(this.pairs.max_prim for this in bras), backend.context.block_shared - ROW_BYTES
+        longest, room = max(this.pairs.max_prim for this in bras), context.block_shared - ROW_BYTES
         most = (room - OTHER_BYTES) // (4 * WARPS) - 1
         if longest > most:
             raise MemoryLimitError(
@@ -651,8 +754,9 @@ class DeviceForces:
                 f"{most}; use backend='cpu'."
             )
         h = max(H_FORMS * backend.hermite_bytes(this.pairs) for this in kets)
-        one = max(self.least_bytes(backend.context, bra, ket) for bra in bras for ket in kets)
-        self.require(backend, beside | {"the H matrices of one list": h, "a shell pair": one})
+        if key not in self.least:
+            self.least[key] = max(self.least_bytes(context, bra, ket) for bra in bras for ket in kets)
+        self.require(backend, beside | {"the H matrices of one list": h, "a shell pair": self.least[key]})
 
     def check_memory_for_coulomb(self, backend):
         """As `check_memory`, of J alone."""
@@ -685,10 +789,8 @@ class DeviceForces:
         hermite = hermite_of(one)
         np8, quartet = blocks_of_8(hermite.nherm), 8 * r_stride_of(other, hermite)
         z = 64 * one.max_prim * np8 * self.rows_of(bra) * REVERSE.most_parts
-        lanes, fused = plans_of(context, one, other, hermite)
-        if lanes or fused:
-            of_prims = one.max_prim * ket.nprim * (8 if lanes else 12 + quartet)
-            side_by_side = lanes is not None
-            gamma = gamma_numbers(len(ket), gamma_size(one, other, side_by_side), side_by_side)
-            return z + 8 * gamma + 8 * len(ket) + of_prims
+        way = Way.of(context, one, other)
+        if way.listed:
+            gamma = gamma_numbers(len(ket), way.gamma, way.lanes is not None)
+            return z + 8 * (gamma - len(ket) * way.gamma) + way.nbytes(len(ket), one.max_prim * ket.nprim)
         return z + one.max_prim * (other.max_prim * quartet + 64 * np8 * other.nab)

@@ -1,4 +1,4 @@
-"""Tracks: the streams on which one build of J and K is at work at the same time.
+"""Tracks: the streams on which one build of J and K, or one gradient, is at work at the same time.
 
 Most kernels of a small molecule have too few blocks to fill a GPU, and each waits for the one before. So the tasks of a
 build are dealt out to several tracks. Track 0 is the engine's own stream, and whatever is not a build uses it alone.
@@ -13,6 +13,8 @@ One thread of the host gives work to all tracks, one call after the other. What 
     densities in FP32 for   tracks were given, and before all that they will be given (`Tracks.alone`). Then they are
     J and K                 only read.
     pair data, densities,   are made before the tracks begin, and only read.
+    bounds and numbers of
+    ket pairs of gradients,
     of Hermite functions
     also in FP32, orders
     of pairs for J alone,

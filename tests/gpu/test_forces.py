@@ -10,10 +10,13 @@ from molecules import molecule
 from nuclear_forces import symmetric
 
 import md4
+from md4 import Basis, Engine
+from md4.contract.team import Team
 from md4.errors import DeviceError, MemoryLimitError
 from md4.gpu import forces
 from md4.gpu.backend import GpuBackend
 from md4.gpu.context import DeviceContext
+from md4.method.operators import Operator
 from md4.shells.schwarz import GradientBounds
 
 # Angular momenta, primitives and contracted functions of a few shells, whether they are spherical, and the unit.
@@ -286,6 +289,29 @@ def test_a_part_of_the_terms(exchange, monkeypatch):
     np.testing.assert_allclose(sum(part[2] for part in parts), left_out, rtol=1e-10)
 
 
+@pytest.mark.parametrize("parts", [2, 3])
+def test_which_lists_are_divided(parts):
+    """Lists of much work are divided among all parts, others belong to one; each pair to one, and all have as much."""
+    mol = molecule("; ".join(f"{name} 0 0 {z}" for z, name in enumerate("OHHOHHOHH")), "cc-pvtz")
+    backend = GpuBackend.without_device(Operator("coulomb"), (9, 0), 1 << 36)
+    team = Team.of(Engine(Basis.from_mol(mol), backend=backend))
+    team.make_lists(1e-13)
+    made, loads, divided = backend.sums.forces(team.basis, team.lists), np.zeros(parts), 0
+    every = range(len(team.lists))
+    for number, this in enumerate(team.lists):
+        own, owners = np.zeros((parts, len(this)), dtype=int), []
+        for part in range(parts):
+            for where in made.own_pairs(number, part, parts):
+                own[part, where] += 1
+                owners.append(part)
+        assert (own.sum(axis=0) == 1).all()
+        assert len(owners) == 1 or set(owners) == set(range(parts))
+        divided += len(owners) > 1
+        loads += made.seconds_of(number, every) * own.mean(axis=1)
+    assert 0 < divided < len(team.lists)
+    assert loads.max() < 1.1 * loads.mean()
+
+
 @pytest.mark.sample("lanes")
 def test_the_same_bits(way):
     """In each run, and by a second object."""
@@ -297,12 +323,21 @@ def test_the_same_bits(way):
             np.testing.assert_array_equal(found, first)
 
 
-def test_streams_that_are_late(way):
-    """The host waits for what it reads, and copies wait for what they copy."""
-    dm = symmetric(SMALL.nao)
+@pytest.mark.sample("lanes-*", "fused-{2}")
+@pytest.mark.parametrize("late", [{0}, {2}, {0, 2}], ids=str)
+def test_streams_that_are_late(late, way, monkeypatch):
+    """The host waits for what it reads, copies wait for what they copy, and tracks for each other; stream 1 counts."""
+    dm, tracks, launch = symmetric(SMALL.nao), set(), forces.DeviceForces.launch
+
+    def noted(self, backend, *args):
+        tracks.add(backend.context.track)
+        return launch(self, backend, *args)
+
+    monkeypatch.setattr(forces.DeviceForces, "launch", noted)
     right = md4.JK(SMALL, backend="cpu").gradient(dm, tolerance=0)
-    with running(late={0}):
+    with running(late=late):
         assert_same(md4.JK(SMALL, backend="cuda").gradient(dm, tolerance=0), right)
+    assert tracks == {0, 1}
 
 
 # limits ---------------------------------------------------------------------------------------------------------------
