@@ -15,6 +15,7 @@ ket lists. First the device counts the ket pairs that count with each bra pair (
 J alone needs neither Gamma nor U (`DeviceForces.run_coulomb`).
 """
 
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from functools import cache, partial
@@ -336,27 +337,39 @@ class DeviceForces:
         for batch in self.batches(backend, kets):
             made, before = [], 0.0
             for tasks in self.counted_together(self.tasks(backend, bras, batch, part, parts), len(batch)):
-                every, without = self.count(backend, tasks, batch, terms)
+                every, without = self.count(backends, tasks, batch, terms)
                 left_out += without
                 # now the device has done all that it was given before
                 if report is not None and before:
                     report(before)
                 before = sum(task.seconds for task in tasks)
-                outs, loads, budget = self.outs(context, tasks), [0.0] * len(backends), context.pool.share(CHUNK_BYTES)
-                context.tracks.begin(len(backends))
-                try:
+                outs, budget = self.outs(context, tasks), context.pool.share(CHUNK_BYTES)
+                with self.dealing(backends) as deal:
                     for task, counts, out in zip(tasks, every, outs):
-                        track = loads.index(min(loads))
-                        loads[track] += task.seconds
-                        quartets += self.launch(backends[track], task, batch, counts, terms, budget, out)
-                finally:
-                    context.tracks.end()
+                        quartets += self.launch(deal(task), task, batch, counts, terms, budget, out)
                 made += zip(tasks, outs)
             for task, out in made:
                 self.take(context, found, task, out)
             if report is not None and made:
                 report(before)
         return quartets, left_out
+
+    @staticmethod
+    @contextmanager
+    def dealing(backends):
+        """Within it all tracks work: a function of a task, which returns the backend that has least to do."""
+        tracks, loads = backends[0].context.tracks, [0.0] * len(backends)
+
+        def deal(task):
+            track = loads.index(min(loads))
+            loads[track] += task.seconds
+            return backends[track]
+
+        tracks.begin(len(backends))
+        try:
+            yield deal
+        finally:
+            tracks.end()
 
     def outs(self, context, tasks):
         """Room for the derivatives of each task, (nprim, 6)."""
@@ -433,7 +446,8 @@ class DeviceForces:
             bounds, of_prims = self.bounds[number], self.of_prims[number]
             arrays = [bounds.derivative, of_prims.derivative, bounds.own, of_prims.own]
             arrays = [packed_shells(self.lists[number].pairs.pairs), *arrays]
-            self.tables[number] = context.pool.upload(arrays, context.stream)[1]
+            with context.alone():
+                self.tables[number] = context.pool.upload(arrays, context.stream)[1]
         shells, *both = self.tables[number]
         of_side = both[:2] if of_bra else both[2:]
         return shells, self.lists[number].prepared.data.start, *of_side, terms.of_pairs[number]
@@ -448,8 +462,8 @@ class DeviceForces:
         needs = [4 * nlist * sum(self.counts_of(task)) for task in tasks]
         return [tasks[group.start : group.stop] for group in groups_within(needs, COUNT_BYTES)]
 
-    def count(self, backend, tasks, batch, terms):
-        """What counts of each list of a batch with the bra pairs of tasks.
+    def count(self, backends, tasks, batch, terms):
+        """What counts of each list of a batch with the bra pairs of tasks, which are dealt to tracks.
 
         Returns
         -------
@@ -458,36 +472,40 @@ class DeviceForces:
         left_out : ndarray, shape (2,)
             As of `run`.
         """
-        context, nlist = backend.context, len(batch)
+        context, nlist = backends[0].context, len(batch)
         sizes = nlist * np.array([self.counts_of(task) for task in tasks])
         edges, of_warps = (np.cumsum([0, *these]).tolist() for these in sizes.T)
-        numbers, left_out = np.zeros(edges[-1], dtype=np.int32), np.zeros((max(task.last for task in tasks), 2))
+        numbers, most = np.zeros(edges[-1], dtype=np.int32), 2 * max(task.last for task in tasks)
+        left_out = np.zeros((len(backends), most))
         sums = context.pool.room("left out", left_out.size)
         room = context.pool.room("ket counts", words(4 * (edges[-1] + of_warps[-1])))
         context.clear(sums)
         counts = []
-        for task, first, end, of_them in zip(tasks, edges, edges[1:], of_warps):
-            npair, bra = task.last - task.first, self.bounded(context, task.number, True, terms)
-            most, parts = self.lists[task.number].prepared.facts.max_prim, []
-            for n, number in enumerate(batch):
-                ket, norms = self.bounded(context, number, False, terms), terms.norms_of(task.number, number)
-                places = ((at + n * size, size) for at, size in zip((first, edges[-1] + of_them), self.counts_of(task)))
-                one, part = (Buffer(room.pointer + 4 * at, (size,), 4, room.owner) for at, size in places)
-                limit = PRIMITIVE_PART * norms[-1] if self.way(context, task.number, number).listed else 0.0
-                launch_select(
-                    context, npair, most, bra, task.first, ket, len(self.lists[number]), norms, limit,
-                    (one, part, sums), by_table=terms.by_table,
-                )  # fmt: skip
-                parts.append(part)
-            of_task = numbers[first:end].reshape(nlist, -1)
-            counts.append(Counts(of_task[:, : 2 * npair].reshape(nlist, npair, 2), of_task[:, 2 * npair :], parts))
+        with self.dealing(backends) as deal:
+            for task, first, end, of_them in zip(tasks, edges, edges[1:], of_warps):
+                here, npair, parts = deal(task).context, task.last - task.first, []
+                bra, own = self.bounded(here, task.number, True, terms), sums.part(most * here.track, (most,))
+                facts, (pairs, warps) = self.lists[task.number].prepared.facts, self.counts_of(task)
+                for n, number in enumerate(batch):
+                    ket, norms = self.bounded(here, number, False, terms), terms.norms_of(task.number, number)
+                    places = (first + n * pairs, pairs), (edges[-1] + of_them + n * warps, warps)
+                    one, part = (Buffer(room.pointer + 4 * at, (size,), 4, room.owner) for at, size in places)
+                    limit = PRIMITIVE_PART * norms[-1] if self.way(here, task.number, number).listed else 0.0
+                    launch_select(
+                        here, npair, facts.max_prim, bra, task.first, ket, len(self.lists[number]), norms, limit,
+                        (one, part, own), by_table=terms.by_table,
+                    )  # fmt: skip
+                    parts.append(part)
+                of_task = numbers[first:end].reshape(nlist, -1)
+                of_pairs = of_task[:, : 2 * npair].reshape(nlist, npair, 2)
+                counts.append(Counts(of_pairs, of_task[:, 2 * npair :], parts))
         context.copy_out(numbers, room.pointer)
         context.copy_out(left_out, sums.pointer)
         if context.dry:  # as if all of them counted
             for pairs, prims, _ in counts:
                 for n, number in enumerate(batch):
                     pairs[n], prims[n] = len(self.lists[number]), self.lists[number].pairs.nprim
-        return counts, left_out.sum(axis=0)
+        return counts, left_out.reshape(-1, 2).sum(axis=0)
 
     def way(self, context, bra, ket):
         """`Way` of two lists, given by their numbers."""
