@@ -27,6 +27,7 @@ from md4.gpu.emit.values import (
     i64,
     llvm_value,
     tuple_of,
+    when,
     word,
 )
 
@@ -344,6 +345,19 @@ def make_meet(threads):
         team.builder.call(asm, [(team + 1).llvm], attrs=("convergent",))
 
     return meet
+
+
+# blocks of code
+
+
+def new_block(value):
+    """What follows is another basic block: LLVM takes more than linear time for one. `value` is any i32 at hand.
+
+    A branch around nothing, whose condition PTX hides from LLVM; ptxas leaves it out.
+    """
+    hidden = call_asm(I32, [value], "mov.b32 $0, $1;", "=r,r", effects=True)
+    with when(hidden < 0):
+        call_asm(None, [hidden], "", "r", effects=True)
 
 
 # lanes of a warp

@@ -7,6 +7,7 @@ import pytest
 from emulator.intrinsics import called
 
 from md4 import gpu
+from md4.gpu.emit.instructions import new_block
 from md4.gpu.emit.values import FP32, FP64, INT, first_case, fma, i32, i64, repeat, select, tuple_of, word
 
 LEAVES = {"values.py", "instructions.py"}
@@ -73,6 +74,18 @@ def test_repeat(end):
     squares, halves = sum(n * n for n in range(end)), 0.5 * end
     assert computed(lambda *args: write(*args)[0], i32, (i32, FP64.numba), end, 0.0) == squares
     assert computed(lambda *args: write(*args)[1], FP64.numba, (i32, FP64.numba), end, 0.0) == halves
+
+
+@pytest.mark.parametrize("n", [5, -5])
+def test_new_block(n):
+    """Numbers of one block are those of the next, whichever way the branch around nothing goes."""
+
+    def write(n, x):
+        twice = x + x
+        new_block(n)
+        return twice + x
+
+    assert computed(write, FP64.numba, (i32, FP64.numba), n, 1.5) == 4.5
 
 
 def test_what_is_not_known():
