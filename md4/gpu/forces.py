@@ -65,8 +65,9 @@ ROUNDING = 1e-12
 OPERATION, TASK, TWO_LISTS = 1 / 20e12, 1e-4, 5e-5
 # A list whose part of all work is smaller than 1 / (so many times the number of devices) belongs to one of them.
 WHOLE_LISTS = 8
-# Tracks (`md4.gpu.tracks`) that take tasks in turn, and bytes that must be free for each but one.
-TRACKS, TRACK_SHARE = 2, 12 << 30
+# Tracks (`md4.gpu.tracks`) that make derivatives, and bytes that must be free for each but one, or four times what a
+# shell pair needs; all tracks count.
+TRACKS, TRACK_SHARE = 3, 12 << 30
 
 
 @cache
@@ -332,19 +333,20 @@ class DeviceForces:
         quartets : int
         left_out : ndarray, shape (2,)
         """
-        context, quartets, left_out, backends = backend.context, 0, np.zeros(2), backend.tracks()
-        backends = backends[: 1 + min(TRACKS - 1, context.pool.left() // TRACK_SHARE)]
+        context, quartets, left_out, tracks = backend.context, 0, np.zeros(2), backend.tracks()
+        share = max(TRACK_SHARE, 4 * self.least[tuple(bras), tuple(kets)])
+        few = tracks[: 1 + min(TRACKS - 1, context.pool.left() // share)]
         for batch in self.batches(backend, kets):
             made, before = [], 0.0
             for tasks in self.counted_together(self.tasks(backend, bras, batch, part, parts), len(batch)):
-                every, without = self.count(backends, tasks, batch, terms)
+                every, without = self.count(tracks, tasks, batch, terms)
                 left_out += without
                 # now the device has done all that it was given before
                 if report is not None and before:
                     report(before)
                 before = sum(task.seconds for task in tasks)
                 outs, budget = self.outs(context, tasks), context.pool.share(CHUNK_BYTES)
-                with self.dealing(backends) as deal:
+                with self.dealing(few) as deal:
                     for task, counts, out in zip(tasks, every, outs):
                         quartets += self.launch(deal(task), task, batch, counts, terms, budget, out)
                 made += zip(tasks, outs)
