@@ -15,8 +15,9 @@ the host has made room: it lists the shell quartets, those of each bra pair toge
 of each primitive bra pair together, both in the order of the ket pairs that a warp takes, and one warp after the other.
 
 A block takes a bra pair, and each of its warps 32 ket pairs at a time, whose primitive pairs are divided among the
-lanes. In shared memory each warp has a number of each primitive bra pair: how many primitive ket pairs it has found, or
-in the second pass where the next one goes. A warp lists what it finds behind what the warps before it find.
+lanes, unless each has one only. In shared memory each warp has a number of each primitive bra pair: how many primitive
+ket pairs it has found, or in the second pass where the next one goes. A warp lists what it finds behind what the warps
+before it find.
 """
 
 from typing import NamedTuple
@@ -212,7 +213,8 @@ def select_kets(by_table=False):
         mine_at, prims_at = i32(rows_at + 4 * mine), address_of(bra.of_prims, first_prim)
         next_cd = u64(u32(max(0, min(n, i32(behind - 1)))))
         next_shells, next_bound = ket.shells[next_cd], ket.bounds[next_cd]
-        while n - i32(tid) < behind:
+        first, own_lane = i32(0), i32(lane)
+        while first < behind:
             # what the next turn needs is on its way during this one
             cd, shells, of_both = next_cd, next_shells, own * next_bound
             next_cd = u64(u32(min(i32(n + threads), i32(behind - 1))))
@@ -232,29 +234,35 @@ def select_kets(by_table=False):
             left += skipped
             squares += skipped * skipped
             last = i32(n + 1) if counting else last
-            n = i32(n + threads)
+            n, first = i32(n + threads), i32(first + threads)
             # votes in both passes: a loop that contains one is not duplicated, so that both decide alike
             votes = u32(cuda.ballot_sync(-1, counting))
             if votes == 0:
                 continue
-            place, upto, step = i32(many + cuda.popc(u32(votes & below))), k_prims, 1
+            place, upto, end = i32(many + cuda.popc(u32(votes & below))), k_prims, i32(1)
             many = i32(many + cuda.popc(votes))
             if write and counting:
                 table.bra[u64(place)], table.ket[u64(place)] = ab, cd
-            while step < 32:
-                other = cuda.shfl_up_sync(-1, upto, step)
-                upto = i32(upto + (other if lane >= step else 0))
-                step *= 2
-            own_first, end = i32(k_first - upto + k_prims), i32(cuda.shfl_sync(-1, upto, 31))
-            tile = i32(0)
+            # unless a ket pair has several primitive pairs, each lane keeps its own
+            several = u32(cuda.ballot_sync(-1, k_prims > 1)) != 0
+            if several:
+                step = i32(1)
+                while step < 32:
+                    other = cuda.shfl_up_sync(-1, upto, step)
+                    upto = i32(upto + (other if own_lane >= step else 0))
+                    step = i32(2 * step)
+                end = i32(cuda.shfl_sync(-1, upto, 31))
+            own_first, tile = i32(k_first - upto + k_prims), i32(0)
             while tile < end:
-                # the ket pair to which the k-th primitive pair belongs
-                k, owner, step = i32(tile + lane), i32(0), 16
-                while step > 0:
-                    owner = i32(owner + (step if cuda.shfl_sync(-1, upto, owner + step - 1) <= k else 0))
-                    step //= 2
-                kl, listed = i32(cuda.shfl_sync(-1, own_first, owner) + k), cuda.shfl_sync(-1, place, owner)
-                other_size, without, alive = cuda.shfl_sync(-1, of_d, owner), 0.0, k < end
+                kl, listed, other_size, without, alive = own_first, place, of_d, 0.0, counting
+                if several:
+                    # the ket pair to which the k-th primitive pair belongs
+                    k, owner, step = i32(tile + own_lane), i32(0), 16
+                    while step > 0:
+                        owner = i32(owner + (step if cuda.shfl_sync(-1, upto, owner + step - 1) <= k else 0))
+                        step //= 2
+                    kl, listed = i32(cuda.shfl_sync(-1, own_first, owner) + k), cuda.shfl_sync(-1, place, owner)
+                    other_size, alive = cuda.shfl_sync(-1, of_d, owner), k < end
                 if alive:
                     other_size *= ket.of_prims[u64(kl)]
                 at, of_prim, prim = mine_at, prims_at, i32(first_prim)
@@ -264,7 +272,7 @@ def select_kets(by_table=False):
                     without += size if alive and not surviving else 0.0
                     votes, quartet = u32(cuda.ballot_sync(-1, surviving)), load_shared_int(at)
                     cuda.syncwarp()
-                    if lane == 0:
+                    if own_lane == 0:
                         store_shared_int(at, i32(quartet + cuda.popc(votes)))
                     if write and surviving:
                         to = u64(quartet + cuda.popc(u32(votes & below)))
