@@ -3,7 +3,9 @@
 import logging
 import os
 from fnmatch import fnmatchcase
+from functools import cache
 from math import inf
+from time import process_time
 
 # Workers of pytest-xdist use all cores. So BLAS, PySCF and md4 take one thread, and md4 two where a test says so (see
 # `two_threads`); set before NumPy is imported, here and for the workers.
@@ -27,7 +29,7 @@ from md4.support.processes import processors
 
 MOST_WORKERS = 8  # each takes a gigabyte
 MANY_KERNELS = 24  # which one worker has all cores compile, while the others that need them wait
-MOST_SECONDS = 15  # of `cpu_seconds` that a test without the marker `thorough` may take
+MOST_COUNTS = 300  # of `count_seconds` that a test without the marker `thorough` may take
 COLLECTED, STARTED = pytest.StashKey[list](), pytest.StashKey[float]()
 COMPILING = TimingListener()  # whoever is the first to call a loop of the CPU compiles it
 register("numba:compile", COMPILING)
@@ -50,7 +52,7 @@ def pytest_configure(config):
 
 def pytest_addoption(parser):
     parser.addoption("--races", action="store_true", help="the emulated GPU looks for races in all tests")
-    parser.addoption("--costs", action="store_true", help=f"tests over {MOST_SECONDS} CPU seconds must be `thorough`")
+    parser.addoption("--costs", action="store_true", help="tests that take long must be `thorough`")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -68,6 +70,15 @@ def cpu_seconds():
     return sum(os.times()[:4]) - (COMPILING.duration if COMPILING.done else 0.0)
 
 
+@cache
+def count_seconds():
+    """CPU time of counting to two million, as a measure of the machine."""
+    start, total = process_time(), 0
+    for number in range(2_000_000):
+        total += number
+    return process_time() - start
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item):
     """What fixtures make for several tests is nobody's."""
@@ -80,7 +91,8 @@ def pytest_runtest_makereport(item, call):
     report = yield
     spent = cpu_seconds() - item.stash.get(STARTED, inf)
     may = any(map(item.get_closest_marker, ("thorough", "slow", "gpu")))
-    if item.config.getoption("--costs") and call.when == "teardown" and spent > MOST_SECONDS and not may:
+    asked = item.config.getoption("--costs") and call.when == "teardown" and not may
+    if asked and spent > MOST_COUNTS * count_seconds():
         report.outcome = "failed"
         report.longrepr = f"{spent:.1f} CPU seconds: make it cheaper, or mark it as `thorough` (see CONTRIBUTING.md)"
     return report

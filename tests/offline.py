@@ -228,7 +228,8 @@ def launch_gradient(backend, bra, ket):
     launch_norms(backend.context, of_table.gamma_of(0, 1), bra, ket, of_table.norms_of(0, 1))
     for terms in (of_densities, of_table):
         for task in made.tasks(backend, [0], [1]):
-            made.launch(backend, task, [1], made.count(backend, [task], [1], terms)[0][0], terms)
+            ((counts,), _), (out,) = made.count([backend], [task], [1], terms), made.outs(backend.context, [task])
+            made.launch(backend, task, [1], counts, terms, forces.CHUNK_BYTES, out)
 
 
 def launch_parts(backend, bra, ket):
