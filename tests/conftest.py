@@ -72,11 +72,14 @@ def cpu_seconds():
 
 @cache
 def count_seconds():
-    """CPU time of counting to two million, as a measure of the machine."""
-    start, total = process_time(), 0
-    for number in range(2_000_000):
-        total += number
-    return process_time() - start
+    """CPU time of counting to two million, the least of three, as a measure of the machine."""
+    found = []
+    for _ in range(3):
+        start, total = process_time(), 0
+        for number in range(2_000_000):
+            total += number
+        found.append(process_time() - start)
+    return min(found)
 
 
 @pytest.hookimpl(tryfirst=True)

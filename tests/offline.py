@@ -229,7 +229,7 @@ def launch_gradient(backend, bra, ket):
     for terms in (of_densities, of_table):
         for task in made.tasks(backend, [0], [1]):
             ((counts,), _), (out,) = made.count([backend], [task], [1], terms), made.outs(backend.context, [task])
-            made.launch(backend, task, [1], counts, terms, forces.CHUNK_BYTES, out)
+            made.launch(backend, task, [1], counts, terms, backend.context.pool.share, out)
 
 
 def launch_parts(backend, bra, ket):

@@ -65,9 +65,9 @@ ROUNDING = 1e-12
 OPERATION, TASK, TWO_LISTS = 1 / 20e12, 1e-4, 5e-5
 # A list whose part of all work is smaller than 1 / (so many times the number of devices) belongs to one of them.
 WHOLE_LISTS = 8
-# Tracks (`md4.gpu.tracks`) that make derivatives, and bytes that must be free for each but one, or four times what a
-# shell pair needs; all tracks count.
-TRACKS, TRACK_SHARE = 3, 12 << 30
+# Tracks (`md4.gpu.tracks`) that make derivatives, where all of them count. Bytes that must be free beside H for each of
+# these but the first, or four times what a shell pair takes.
+TRACKS, TRACK_ROOM = 3, 8 << 30
 
 
 @cache
@@ -334,8 +334,8 @@ class DeviceForces:
         left_out : ndarray, shape (2,)
         """
         context, quartets, left_out, tracks = backend.context, 0, np.zeros(2), backend.tracks()
-        share = max(TRACK_SHARE, 4 * self.least[tuple(bras), tuple(kets)])
-        few = tracks[: 1 + min(TRACKS - 1, context.pool.left() // share)]
+        room = max(TRACK_ROOM, 4 * self.least[tuple(bras), tuple(kets)])
+        few = tracks[: 1 + min(TRACKS - 1, int((1 - H_SHARE) * context.pool.left()) // room)]
         for batch in self.batches(backend, kets):
             made, before = [], 0.0
             for tasks in self.counted_together(self.tasks(backend, bras, batch, part, parts), len(batch)):
@@ -345,10 +345,10 @@ class DeviceForces:
                 if report is not None and before:
                     report(before)
                 before = sum(task.seconds for task in tasks)
-                outs, budget = self.outs(context, tasks), context.pool.share(CHUNK_BYTES)
+                outs = self.outs(context, tasks)
                 with self.dealing(few) as deal:
                     for task, counts, out in zip(tasks, every, outs):
-                        quartets += self.launch(deal(task), task, batch, counts, terms, budget, out)
+                        quartets += self.launch(deal(task), task, batch, counts, terms, context.pool.share, out)
                 made += zip(tasks, outs)
             for task, out in made:
                 self.take(context, found, task, out)
@@ -375,8 +375,9 @@ class DeviceForces:
 
     def outs(self, context, tasks):
         """Room for the derivatives of each task, (nprim, 6)."""
-        prims = [max(1, self.counts_of(task)[0] - 2 * (task.last - task.first)) for task in tasks]
-        return [context.pool.get(6 * count) for count in prims]
+        starts = [(self.lists[task.number].pairs.start, task) for task in tasks]
+        counts = [int(start[task.last] - start[task.first]) for start, task in starts]
+        return [context.pool.get(max(1, 6 * count)) for count in counts]
 
     def run_coulomb(self, backend, densities, coulomb, tolerance, part, parts, report):
         """`run` without exchange: Z[ab, p] = j f_ab D_ab J_p, J_p = sum_cd f_cd D_cd [p|cd), |p| <= l_ab + 1.
@@ -487,11 +488,11 @@ class DeviceForces:
             for task, first, end, of_them in zip(tasks, edges, edges[1:], of_warps):
                 here, npair, parts = deal(task).context, task.last - task.first, []
                 bra, own = self.bounded(here, task.number, True, terms), sums.part(most * here.track, (most,))
-                facts, (pairs, warps) = self.lists[task.number].prepared.facts, self.counts_of(task)
+                facts, (size, of_warp) = self.lists[task.number].prepared.facts, self.counts_of(task)
                 for n, number in enumerate(batch):
                     ket, norms = self.bounded(here, number, False, terms), terms.norms_of(task.number, number)
-                    places = (first + n * pairs, pairs), (edges[-1] + of_them + n * warps, warps)
-                    one, part = (Buffer(room.pointer + 4 * at, (size,), 4, room.owner) for at, size in places)
+                    places = (first + n * size, size), (edges[-1] + of_them + n * of_warp, of_warp)
+                    one, part = (Buffer(room.pointer + 4 * at, (count,), 4, room.owner) for at, count in places)
                     limit = PRIMITIVE_PART * norms[-1] if self.way(here, task.number, number).listed else 0.0
                     launch_select(
                         here, npair, facts.max_prim, bra, task.first, ket, len(self.lists[number]), norms, limit,
@@ -515,10 +516,10 @@ class DeviceForces:
             self.ways[bra, ket] = Way.of(context, *(self.lists[number].prepared.facts for number in (bra, ket)))
         return self.ways[bra, ket]
 
-    def launch(self, backend, task, batch, counts, terms, budget, out):
+    def launch(self, backend, task, batch, counts, terms, share, out):
         """Has a track make the derivatives of a task, (nprim, 6) into `out`; how many quartets are made.
 
-        Two lists take about `budget` bytes at most.
+        `share`: `md4.gpu.pool.Pool.share` of the engine, which is asked for each list, since Z and H are there by then.
         """
         context, this, made = backend.context, self.lists[task.number].prepared[task.first : task.last], 0
         sums = TaskSums(context, this, self.rows_of(this), REVERSE.most_parts)
@@ -532,7 +533,7 @@ class DeviceForces:
         context.copy_in_pieces(on_device.pointer, numbers)
         totals = zip(*(some.tolist() for some in (pairs[:, -1, 0], quartets[:, -1], counts.prims.max(1, initial=0))))
         for n, (number, of_list) in enumerate(zip(batch, totals)):
-            way = self.way(context, task.number, number)
+            way, budget = self.way(context, task.number, number), share(CHUNK_BYTES)
             if way.listed:
                 first = on_device.part(width * n, (len(this) + 1, 2))
                 first_quartets = on_device.part(width * n + shells, (this.nprim + 1,))

@@ -11,14 +11,15 @@ One thread of the host gives work to all tracks, one call after the other. What 
                             by cuMemFree, which waits for the device.
     H, slots, first AOs,    are made by the first task that needs them. What makes them comes after all that other
     densities in FP32 for   tracks were given, and before all that they will be given (`Tracks.alone`). Then they are
-    J and K                 only read.
+    J and K, bounds of      only read.
+    gradients
     pair data, densities,   are made before the tracks begin, and only read.
-    bounds and numbers of
-    ket pairs of gradients,
     of Hermite functions
     also in FP32, orders
     of pairs for J alone,
     tables of screening
+    numbers of ket pairs    of each task and sums of each track have a place of their own. They are read after the
+    of gradients            tracks have ended, by the host and by the tracks that begin then.
     X, Y, J of Hermite      are set to zero before the tracks begin, and kernels add to them atomically. They are read
     functions, counts       after the tracks have ended.
     constant tables         The host waits until they are written.
@@ -82,7 +83,7 @@ class Tracks:
     Attributes
     ----------
     active : int
-        Number of tracks that are at work; 1 outside of builds.
+        Number of tracks that are at work; 1 outside of builds and gradients.
     """
 
     def __init__(self, stream):

@@ -178,9 +178,11 @@ def test_parts_of_the_terms():
     np.testing.assert_allclose(sum(part[1] for part in parts), left_out, rtol=1e-10)
 
 
-def test_streams_that_are_late():
+@pytest.mark.sample("{0, 2, 3}")
+@pytest.mark.parametrize("late", [{0}, {2}, {0, 2, 3}], ids=str)
+def test_streams_that_are_late(late):
     tables = Tables(SMALL)
-    assert_same(tables.on_gpu(late={0})[0], tables.run("cpu")[0])
+    assert_same(tables.on_gpu(late=late)[0], tables.run("cpu")[0])
 
 
 def test_no_memory(monkeypatch):

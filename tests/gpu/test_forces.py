@@ -16,6 +16,7 @@ from md4.errors import DeviceError, MemoryLimitError
 from md4.gpu import forces
 from md4.gpu.backend import GpuBackend
 from md4.gpu.context import DeviceContext
+from md4.gpu.dry_run import NoMemory
 from md4.method.operators import Operator
 from md4.shells.schwarz import GradientBounds
 
@@ -341,6 +342,36 @@ def test_streams_that_are_late(late, way, monkeypatch):
 
 
 # limits ---------------------------------------------------------------------------------------------------------------
+
+
+def test_memory_is_asked_for_with_each_list(monkeypatch):
+    """By then Z and the H of the lists before are there."""
+    backend, asked = GpuBackend.without_device(Operator("coulomb"), (9, 0), 1 << 36), []
+    team = Team.of(Engine(SMALL, backend=backend))
+    team.make_lists(1e-13)
+    monkeypatch.setattr(NoMemory, "share", lambda _, most: asked.append(most) or most)
+    made, ones = backend.sums.forces(SMALL, team.lists), np.ones((1, SMALL.nao, SMALL.nao))
+    made.run(backend, ones, np.ones(1), np.ones(1), 0.0)
+    assert asked.count(forces.CHUNK_BYTES) >= len(team.lists) ** 2
+
+
+def test_tracks_in_little_memory(way, monkeypatch):
+    """What all of them take must fit beside H."""
+    dm, tracks, launch = symmetric(SMALL.nao), set(), forces.DeviceForces.launch
+    backend = GpuBackend.without_device(Operator("coulomb"), (9, 0), 1 << 30)
+    team = Team.of(Engine(SMALL, backend=backend))
+    team.make_lists(1e-13)
+    monkeypatch.setattr(
+        forces.DeviceForces, "launch",
+        lambda self, backend, *args: tracks.add(backend.context.track) or launch(self, backend, *args),
+    )  # fmt: skip
+    made = backend.sums.forces(SMALL, team.lists)
+    for room, expected in ((8 << 30, {0}), (1 << 20, {0, 1, 2})):
+        monkeypatch.setattr(forces, "TRACK_ROOM", room)
+        monkeypatch.setattr("md4.gpu.tracks.TRACK_SHARE", 1 << 20)
+        tracks.clear()
+        made.run(backend, dm[None], np.ones(1), np.ones(1), 0.0)
+        assert tracks == expected
 
 
 @pytest.mark.parametrize("exchange", [1.0, 0.0])

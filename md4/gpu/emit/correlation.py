@@ -21,9 +21,8 @@ LANES = 32
 FEW_SUMS = 16
 # Functions p whose D_p are loaded together, and whose r[p+q] are where r is in shared memory: a multiple of 4.
 ROWS = 4
-# Products r[p+q] D_q in the code of a quartet from which on each group of functions p is a block of its own: for sm_90,
-# linking then took 12 to 64% less time in 18 cases, with at most 8 more bytes of stack. Fewer products gain about half
-# a second at most, and the stack of (4, 4) in FP64, 1225 of them, grew for a tenth of the time.
+# Products r[p+q] D_q in the code of a quartet from which on each group of functions p is a block of its own, as linking
+# takes more than linear time for a block; with fewer it gains little, and some classes spill more.
 MANY_PRODUCTS = 1250
 
 
