@@ -121,7 +121,7 @@ def test_groups_in_little_memory(monkeypatch):
     monkeypatch.setattr(HostMemory, "watch", watched)
     monkeypatch.setattr(mp2, "OneIndexOfEachSide", lambda *args: passes.append(args[1].shape[1]) or one(*args))
     refused, counts = [], []
-    for cap in np.arange(0.2, 1.05, 0.05):
+    for cap in np.arange(0.2, 1.05, 0.05):  # with four lanes 0.4 is enough
         peaks.clear()
         passes.clear()
         try:
