@@ -29,7 +29,9 @@ from md4.support.processes import processors
 
 MOST_WORKERS = 8  # each takes a gigabyte
 MANY_KERNELS = 24  # which one worker has all cores compile, while the others that need them wait
-MOST_COUNTS = 300  # of `count_seconds` that a test without the marker `thorough` may take
+# Of `count_seconds` that a test without the marker `thorough` may take: 36 CPU seconds on a machine on which README's
+# command takes 1310 s. They were 15 where it took 458 s.
+MOST_COUNTS = 300
 COLLECTED, STARTED = pytest.StashKey[list](), pytest.StashKey[float]()
 COMPILING = TimingListener()  # whoever is the first to call a loop of the CPU compiles it
 register("numba:compile", COMPILING)

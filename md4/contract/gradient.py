@@ -30,8 +30,6 @@ from md4.support.types import Densities, HostArray, JKPair
 
 # Relative to the largest element of a density: a larger difference to its transpose is no rounding error.
 ASYMMETRY = 1e-8
-# Rows and columns of a density that are read together, so that both blocks stay in a cache.
-BLOCK = 128
 # A gradient leaves out quartets by a tolerance so much larger than that of J and K, as its bounds go with D^2.
 FACTOR = 10.0
 # Of a basis with shells of at least so many contracted functions, as atomic natural orbitals have, the CPU takes the
@@ -64,27 +62,14 @@ def energy_terms(dm, coulomb, exchange, nao):
             f"(2, {nao}, {nao}), not {shape[0]}; see product_gradient for others."
         )
     check_real(densities)
-    densities, difference = symmetric_parts(densities)
-    if difference > ASYMMETRY * abs(densities).max():
+    largest = abs(densities).max()
+    if abs(densities - densities.transpose(0, 2, 1)).max() > ASYMMETRY * largest:
         raise ArgumentError("the gradient takes symmetric density matrices; see product_gradient for others.")
+    densities = (densities + densities.transpose(0, 2, 1)) / 2
     if len(shape) == 2:
         return in_use(densities, [coulomb], [exchange / 2])
     both = np.concatenate([densities.sum(axis=0)[None], densities])
     return in_use(both, [coulomb, 0.0, 0.0], [0.0, exchange, exchange])
-
-
-def symmetric_parts(densities):
-    """(D + D^T)/2 of each density, and the largest element of D - D^T."""
-    parts, difference, nao = np.empty(densities.shape), 0.0, densities.shape[-1]
-    for rows in (slice(first, first + BLOCK) for first in range(0, nao, BLOCK)):
-        for columns in (slice(first, first + BLOCK) for first in range(0, rows.stop, BLOCK)):
-            block, turned, part = densities[:, rows, columns], densities[:, columns, rows], parts[:, rows, columns]
-            np.subtract(block, turned.transpose(0, 2, 1), out=part)
-            difference = max(difference, part.max(), -part.min())
-            np.add(block, turned.transpose(0, 2, 1), out=part)
-            part *= 0.5
-            parts[:, columns, rows] = part.transpose(0, 2, 1)
-    return parts, difference
 
 
 def product_terms(left, right, coulomb, exchange, nao):

@@ -20,12 +20,14 @@ from copy import copy
 from dataclasses import replace
 from functools import cache, partial
 from itertools import combinations_with_replacement, pairwise
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from md4.errors import MemoryLimitError
 from md4.gpu.buffers import Buffer, words
+from md4.gpu.dealing import Dealer
 from md4.gpu.h_layout import BRA_TURNED, KET_ELEMENTS
 from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
 from md4.gpu.hermite_rows import row_width
@@ -346,9 +348,9 @@ class DeviceForces:
                     report(before)
                 before = sum(task.seconds for task in tasks)
                 outs = self.outs(context, tasks)
-                with self.dealing(few) as deal:
-                    for task, counts, out in zip(tasks, every, outs):
-                        quartets += self.launch(deal(task), task, batch, counts, terms, context.pool.share, out)
+                with self.dealt(few, tasks) as dealt:
+                    for (here, task), counts, out in zip(dealt, every, outs):
+                        quartets += self.launch(here, task, batch, counts, terms, context.pool.share, out)
                 made += zip(tasks, outs)
             for task, out in made:
                 self.take(context, found, task, out)
@@ -358,18 +360,12 @@ class DeviceForces:
 
     @staticmethod
     @contextmanager
-    def dealing(backends):
-        """Within it all tracks work: a function of a task, which returns the backend that has least to do."""
-        tracks, loads = backends[0].context.tracks, [0.0] * len(backends)
-
-        def deal(task):
-            track = loads.index(min(loads))
-            loads[track] += task.seconds
-            return backends[track]
-
+    def dealt(backends, tasks):
+        """Within it all tracks work, and each task, in their order, comes with the backend that has least to do."""
+        tracks = backends[0].context.tracks
         tracks.begin(len(backends))
         try:
-            yield deal
+            yield ((backends[track], task) for track, task in Dealer(len(backends), inf).deal(tasks))
         finally:
             tracks.end()
 
@@ -484,9 +480,9 @@ class DeviceForces:
         room = context.pool.room("ket counts", words(4 * (edges[-1] + of_warps[-1])))
         context.clear(sums)
         counts = []
-        with self.dealing(backends) as deal:
-            for task, first, end, of_them in zip(tasks, edges, edges[1:], of_warps):
-                here, npair, parts = deal(task).context, task.last - task.first, []
+        with self.dealt(backends, tasks) as dealt:
+            for (backend, task), first, end, of_them in zip(dealt, edges, edges[1:], of_warps):
+                here, npair, parts = backend.context, task.last - task.first, []
                 bra, own = self.bounded(here, task.number, True, terms), sums.part(most * here.track, (most,))
                 facts, (size, of_warp) = self.lists[task.number].prepared.facts, self.counts_of(task)
                 for n, number in enumerate(batch):

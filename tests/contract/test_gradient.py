@@ -20,7 +20,6 @@ from pyscf import grad, gto, scf
 from solvers import solver
 
 import md4
-from md4.contract import gradient
 from md4.contract.gradient import energy_terms, separated
 from md4.errors import ArgumentError, MemoryLimitError, UnsupportedError
 from md4.shells.basis import Basis
@@ -560,23 +559,6 @@ def test_little_memory(method):
 
 
 # arguments ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("nao", [1, 3, 4, 8])
-def test_symmetric_parts(nao, monkeypatch):
-    """Block by block, the last ones smaller; what is not symmetric is seen in any of them."""
-    monkeypatch.setattr(gradient, "BLOCK", 3)
-    densities = np.random.default_rng(0).normal(size=(2, nao, nao))
-    parts, difference = gradient.symmetric_parts(densities)
-    turned = densities.transpose(0, 2, 1)
-    np.testing.assert_array_equal(parts, (densities + turned) / 2)
-    assert difference == abs(densities - turned).max()
-    assert gradient.symmetric_parts(parts)[1] == 0
-    for place in np.ndindex(nao, nao):
-        other = parts.copy()
-        other[1][place] += 1.0
-        expected = 0.0 if place[0] == place[1] else 1.0
-        assert gradient.symmetric_parts(other)[1] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("call, message", [

@@ -81,8 +81,9 @@ def test_new_block(n):
     """Numbers of one block are those of the next, whichever way the branch around nothing goes."""
 
     def write(n, x):
-        twice = x + x
+        twice, before = x + x, n.builder.block
         new_block(n)
+        assert n.builder.block is not before
         return twice + x
 
     assert computed(write, FP64.numba, (i32, FP64.numba), n, 1.5) == 4.5
