@@ -368,8 +368,9 @@ class Backend(Protocol):
 
         Parameters
         ----------
-        use : {'tensor', 'j'} or tuple
-            Integrals, J alone, or the `md4.method.digestion.digest_flags` of J and K.
+        use : {'tensor', 'j', 'forces', 'fitting', 'matrices'} or tuple
+            Integrals, J alone, forces, those of density fitting, J and K of derivatives, or the
+            `md4.method.digestion.digest_flags` of J and K.
         basis : Basis
         work : callable
             work(backend) does the work, or the same work in little, with the backend that it is given. A GPU is left

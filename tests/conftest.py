@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from math import inf
 from time import process_time
+from zlib import crc32
 
 # Workers of pytest-xdist use all cores. So BLAS, PySCF and md4 take one thread, and md4 two where a test says so (see
 # `two_threads`); set before NumPy is imported, here and for the workers.
@@ -55,16 +56,28 @@ def pytest_configure(config):
 def pytest_addoption(parser):
     parser.addoption("--races", action="store_true", help="the emulated GPU looks for races in all tests")
     parser.addoption("--costs", action="store_true", help="tests that take long must be `thorough`")
+    parser.addoption(
+        "--share", type=lambda text: tuple(map(int, text.split("/"))), metavar="K/N",
+        help="the K-th of N shares of all tests, K from 1 to N",
+    )  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Makes all cases of a test `thorough` but those that fit a pattern of its marker `sample`; before -m selects."""
+    """Makes all cases of a test `thorough` but those that fit a pattern of its marker `sample`; before -m selects.
+
+    With --share keeps the tests of a share, which is as good as at random, and always the same of a test.
+    """
     config.stash[COLLECTED] = list(items)
     for item in items:
         sample = item.get_closest_marker("sample")
         if sample and not any(fnmatchcase(item.callspec.id, pattern) for pattern in sample.args):
             item.add_marker("thorough")
+    if config.option.share:
+        share, shares = config.option.share
+        mine = [crc32(f"{item.path.name}::{item.name}".encode()) % shares == share % shares for item in items]
+        config.hook.pytest_deselected(items=[item for item, one in zip(items, mine) if not one])
+        items[:] = [item for item, one in zip(items, mine) if one]
 
 
 def cpu_seconds():

@@ -151,7 +151,7 @@ class JK(Gradients):
         team.count()
         new = {"mol": molecule, "_made_for": found, "basis": basis, "_frame": frame, "team": team}
         new |= {"_given": given, "_ends": ends, "stats": Statistics()}
-        new |= {"_last": None, "_host": None, "_primitives": None}
+        new |= {"_last": None, "_primitives": None}
         self.__dict__.update(new)  # all at once, since an interrupt may come in between
 
     def _follow_molecule(self):

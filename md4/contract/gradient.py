@@ -152,20 +152,32 @@ def rehearse_forces(backend, basis, finest, terms, tolerance):
     terms, tolerance
         As of `md4.cpu.forces.HostForces.run`.
     """
+    _, made = rehearsed_lists(backend, basis, finest)
+    made.run(backend, *terms, tolerance)
+
+
+def rehearse_matrices(backend, basis, finest, densities, with_j, with_k, parts):
+    """The same for J and K of derivatives, which are made in so many parts; `densities`, shape (n, nao, nao)."""
+    engine, forces = rehearsed_lists(backend, basis, finest)
+    made = engine.backend.sums.derivatives(engine, forces, PRIMITIVE_SHARE * finest)
+    for part in range(parts):
+        made.run(densities, with_j, with_k, 0.0, part, parts)
+
+
+def rehearsed_lists(backend, basis, finest):
+    """An engine of a backend that launches nothing, and what makes the derivatives of the lists for a tolerance."""
     team = Team.of(Engine(basis, backend=backend.with_operator(as_operator("coulomb"))))
     team.make_lists(finest)
-    backend.sums.forces(basis, team.lists).run(backend, *terms, tolerance)
+    return team.engine.with_operator(backend.operator), backend.sums.forces(basis, team.lists)
 
 
 class Gradients:
-    """What `md4.JK` has of derivatives by the positions of the nuclei. Matrices are made on the CPU."""
+    """What `md4.JK` has of derivatives by the positions of the nuclei."""
 
     mol: Any
-    _given: Any  # the molecule or the `Basis`
     _ends: npt.NDArray[np.int64]  # where the AOs of each atom end, or of each shell of a `Basis`
     team: Any
     _unlisted: npt.NDArray[np.float64]  # bounds of what is in no list
-    _host: Any  # the JK on the CPU that makes derivatives of J and K for one on a GPU
     _primitives: Any  # what `_on_primitives` has made
     basis: Any
     stats: Statistics
@@ -266,8 +278,7 @@ class Gradients:
 
             vj[x]_ij = -sum_kl (nabla_x i j|kl) D_lk          vk[x]_il = -sum_jk (nabla_x i j|kl) D_jk
 
-        For forces alone, `gradient` takes a fraction of the time. These are made on the CPU, also if J and K are made
-        on a GPU.
+        For forces alone, `gradient` takes a fraction of the time.
 
         Parameters
         ----------
@@ -277,7 +288,7 @@ class Gradients:
             As in `get_jk`.
         tolerance : float, optional
             A shell quartet is left out only if it adds less than this to each element; by default `direct_scf_tol`.
-            If there are shells of four contracted functions or more, those of primitives count.
+            On a CPU, if there are shells of four contracted functions or more, those of primitives count.
 
         Returns
         -------
@@ -294,28 +305,33 @@ class Gradients:
             "derivative_jk", dm, hermi, with_j, with_k, omega, tolerance
         )
         self.ranks.together(lambda: check_real(densities))
-        host = self._on_host()
-        host, coefficients, _ = host._on_primitives() or (host, None, None)
-        ahead = host.engine.backend.with_operator(operator).compile_ahead
-        self.ranks.together(lambda: self.ranks.once_a_node(lambda: ahead("matrices", self.basis, None, self.progress)))
-        with host.engine.lock:
-            if coefficients is not None:
-                densities = coefficients @ densities @ coefficients.T
-            made = host._derivatives_of(densities, with_j, with_k, operator, limit)
-            found = [host._frame.sums(this) for this in made]
+        if not (with_j or with_k):
+            return None, None
+        jk, coefficients, _ = self._on_primitives() or (self, None, None)
+        if coefficients is not None:
+            densities = coefficients @ densities @ coefficients.T
+        found = jk._derivatives_of(densities, with_j, with_k, operator, limit)
         if coefficients is not None:
             found = [coefficients.T @ this @ coefficients for this in found]
         shape = (*shape[:-2], 3, *shape[-2:])
         return tuple(this.reshape(shape) if wanted else None for this, wanted in zip(found, (with_j, with_k)))
 
     def _derivatives_of(self, densities, with_j, with_k, operator, limit):
-        """J and K of derivatives, each (3 n, nao, nao), for agreed arguments, on the CPU."""
-        backend, forces = self.engine.backend, self._forces_of_lists(limit)
-        made = backend.with_operator(operator).sums.derivatives(self.basis, forces.lists)
-        densities = self._frame.densities(np.require(densities, np.float64, LAYOUT))
-        found = made.run(densities, with_j, with_k, limit, self.ranks.rank, self.ranks.size)
-        self.ranks.sum(found)
-        return [this.reshape(-1, *this.shape[-2:]) for this in found]
+        """J and K of derivatives, each (3 n, nao, nao), for agreed arguments."""
+        densities = np.require(densities, np.float64, LAYOUT)
+        given, frame = (with_j, with_k, self.team.size), self._frame
+        self._compile_ahead("matrices", operator, lambda *of: rehearse_matrices(*of, densities, *given), given)
+        with self.engine.lock:
+            self._forces_of_lists(limit)
+            cutoff = PRIMITIVE_SHARE * self._finest * frame.sharpening
+            # a derivative along an axis is that along three turned ones, whose factors add up to sqrt(3) at most
+            limit *= 1.0 if frame.rotation is None else frame.sharpening / sqrt(3)
+            turned = frame.densities(densities)
+            found = self.team.matrices(operator, turned, with_j, with_k, limit, cutoff, self.progress)
+            self.ranks.sum(found)
+            if frame.rotation is not None:
+                found = [np.einsum("nxij,xy->nyij", this, frame.rotation) for this in found]
+            return [frame.sums(this.reshape(-1, *this.shape[-2:])) for this in found]
 
     def _forces_of_lists(self, tolerance):
         """What gradients need of the lists of the first worker.
@@ -333,19 +349,18 @@ class Gradients:
                 worker.forces = forces
         return workers[0].forces
 
-    def _compile_ahead(self, operator, terms, tolerance):
-        """Compiles what is missing for a gradient, on the first rank of each node before the others."""
-        basis, finest = self._frame.basis, self._finest * self._frame.sharpening
-        part = None if terms[2].any() else "J alone"
+    def _compile_ahead(self, use, operator, rehearse, part):
+        """Compiles what is missing for a use, on the first rank of each node before the others.
 
-        def work(backend):
-            rehearse_forces(backend, basis, finest, terms, tolerance)
+        `rehearse(backend, basis, finest)` asks for it; `part` and `use` are those of `md4.backends.Backend`.
+        """
+        basis, finest = self._frame.basis, self._finest * self._frame.sharpening
 
         def compile_all():
             for worker in self.team.workers:
                 with worker.engine.lock:
                     backend = worker.backend.with_operator(operator)
-                    backend.compile_ahead("forces", basis, work, self.progress, part)
+                    backend.compile_ahead(use, basis, lambda dry: rehearse(dry, basis, finest), self.progress, part)
 
         self.ranks.together(lambda: self.ranks.once_a_node(compile_all))
 
@@ -370,16 +385,6 @@ class Gradients:
             stats.add(of_part)
         self.stats = stats
         return gradient
-
-    def _on_host(self):
-        """This object, or if that works on a GPU, one for the same molecule on the CPU."""
-        if self.engine.backend.name == "cpu":
-            return self
-        if self._host is None:
-            given = self._given if self.mol is None else self.mol
-            make: Any = type(self)
-            self._host = make(given, None, "cpu", None, None, self.direct_scf_tol, self.progress, None, self._comm)
-        return self._host
 
     def _on_primitives(self):
         """(JK, C, atoms): one on the CPU for `Basis.decontracted`, its coefficients, and the row of each of its shells.
@@ -409,7 +414,9 @@ class Gradients:
             np.add.at(gradient, atoms, found)
             return gradient, stats
         start, stats = time.perf_counter(), Statistics()
-        self._compile_ahead(operator, (densities, *factors), tolerance)
+        given = (densities, *factors), tolerance
+        part = None if factors[1].any() else "J alone"
+        self._compile_ahead("forces", operator, lambda *of: rehearse_forces(*of, *given), part)
         with self.engine.lock:
             forces, terms = self._forces_of_lists(tolerance), (self._frame.densities(densities), *factors)
             bounds = self._frame.basis, self.lists, forces.bounds, self._unlisted

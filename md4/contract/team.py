@@ -23,7 +23,7 @@ from md4.errors import ArgumentError
 from md4.gpu.devices import chosen, identities, memory_facts, take_shares
 from md4.method.digestion import digest_flags
 from md4.method.operators import Operator
-from md4.shells.shell_pairs import pairs_by_kind
+from md4.shells.shell_pairs import ordered_pairs, pairs_by_kind
 from md4.support.arguments import checked_choice
 from md4.support.log import log
 from md4.support.memory import host_memory
@@ -313,27 +313,61 @@ class Team:
         busy : ndarray, shape (size,)
             Seconds of each worker, 0 of those of other processes.
         """
-        workers, stopped, busy = self.workers, [], np.zeros(self.size)
-        total = workers[0].forces.seconds() * len(workers) / self.size
-        with Progress(total, enabled=progress if self.ranks.rank == 0 else False, label="Forces") as bar:
+        busy = np.zeros(self.size)
 
-            def report(seconds):
+        def work(worker, report):
+            start, backend = perf_counter(), worker.backend.with_operator(operator)
+            found, quartets, left_out = worker.forces.run(backend, *terms, tolerance, worker.number, self.size, report)
+            busy[worker.number] = perf_counter() - start
+            return found, np.array([float(quartets), *left_out])
+
+        parts = self.each_reports(work, self.workers[0].forces.seconds(), progress, "Forces")
+        return [*map(sum, zip(*parts)), busy]
+
+    def matrices(self, operator, densities, with_j, with_k, tolerance, cutoff, progress):
+        """What the workers of this process, which have their `forces`, make of J and K of derivatives.
+
+        Parameters
+        ----------
+        operator, progress
+            As of `forces`.
+        densities, with_j, with_k, tolerance
+            As of `md4.cpu.derivative_matrices.HostDerivatives.run`.
+        cutoff : float
+            Primitive pairs below it are in no list.
+
+        Returns
+        -------
+        vj, vk : ndarray, shape (n, 3, nao, nao)
+        """
+
+        def work(worker, report):
+            engine = worker.engine.with_operator(operator)
+            made = engine.backend.sums.derivatives(engine, worker.forces, cutoff)
+            return made.run(densities, with_j, with_k, tolerance, worker.number, self.size, report)
+
+        count = sum(ordered_pairs(this.pairs) for this in self.lists)
+        return [sum(parts) for parts in zip(*self.each_reports(work, count, progress, "Derivatives of J and K"))]
+
+    def each_reports(self, work, total, progress, label):
+        """[work(worker, report) for all workers], with a bar for the `total` that those of all processes report.
+
+        If one of them fails, the others of this process end when they next report.
+        """
+        stopped = []
+        total *= len(self.workers) / self.size
+        with Progress(total, enabled=progress if self.ranks.rank == 0 else False, label=label) as bar:
+
+            def report(amount):
                 if stopped:
                     raise Stopped
-                bar.update(seconds)
+                bar.update(amount)
 
-            def work(worker):
-                start, backend = perf_counter(), worker.backend.with_operator(operator)
-                told = report if len(workers) > 1 else bar.report
+            def one(worker):
                 with suppress(Stopped):
-                    found, quartets, left_out = worker.forces.run(
-                        backend, *terms, tolerance, worker.number, self.size, told
-                    )
-                    busy[worker.number] = perf_counter() - start
-                    return found, np.array([float(quartets), *left_out])
+                    return work(worker, report if len(self.workers) > 1 else bar.report)
 
-            parts = self.each(work, lambda: stopped.append(True))
-        return [*map(sum, zip(*parts)), busy]
+            return self.each(one, lambda: stopped.append(True))
 
     def checksum(self, build, tasks):
         """A number that differs, in all likelihood, if two processes have not the same tasks, survivors and lists."""

@@ -17,6 +17,7 @@ from md4.cpu.groups import FIELD, TASK, Groups, aligned_empty
 from md4.cpu.h_matrices import make_h
 from md4.cpu.run import OwnList, run_lists
 from md4.plan import ListPair, own_ranges
+from md4.shells.shell_pairs import ordered_pairs
 from md4.support.locks import once
 
 # Share of the memory that may be used, of H of the derivatives of a list.
@@ -118,8 +119,11 @@ class HostDerivatives:
     def __init__(self, backend, basis, lists):
         self.backend, self.basis, self.lists = backend, basis, lists
 
-    def run(self, densities, with_j, with_k, tolerance, part=0, parts=1):
-        """(J, K), each of the shape (n, 3, nao, nao), or a part of the terms of both."""
+    def run(self, densities, with_j, with_k, tolerance, part=0, parts=1, report=None):
+        """(J, K), each of the shape (n, 3, nao, nao), or a part of the terms of both.
+
+        `report` is called now and then with the number of ordered pairs of AOs that have been made.
+        """
         shape, memory = (len(densities), 3, *densities.shape[1:]), self.backend.memory
         widest, sums = int(np.diff(self.basis.ao_loc).max()), {}
 
@@ -144,6 +148,8 @@ class HostDerivatives:
                 self.backend, [ListPair(bra, ket.prepared, False, bounds, ket.given.exact) for ket in self.lists], add,
                 self.basis.ao_loc, tolerance,
             )  # fmt: skip
+            if report is not None:
+                report(ordered_pairs(pairs))
         vj, vk = np.zeros(shape), np.zeros(shape)
         for _, of_j, of_k in sums.values():
             vj += of_j

@@ -71,9 +71,9 @@ class HostSums:
         """Gradients of density fitting; see `HostFittingForces`."""
         return HostFittingForces(self.backend, basis, pairs, blocks)
 
-    def derivatives(self, basis, lists):
-        """J and K of derivatives; see `HostDerivatives`."""
-        return HostDerivatives(self.backend, basis, lists)
+    def derivatives(self, engine, forces, cutoff):
+        """J and K of derivatives; see `HostDerivatives`. The lists have no primitive pairs below the cutoff."""
+        return HostDerivatives(self.backend, engine.bra_basis, forces.lists)
 
     def coulomb_bytes(self, pairs):
         """Bytes of D and J of a list for one density matrix, also in lanes, where each thread has a J of its own."""

@@ -16,96 +16,38 @@ J alone needs neither Gamma nor U (`DeviceForces.run_coulomb`).
 """
 
 from contextlib import contextmanager
-from copy import copy
-from dataclasses import replace
-from functools import cache, partial
-from itertools import combinations_with_replacement, pairwise
+from itertools import combinations_with_replacement
 from math import inf
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from md4.errors import MemoryLimitError
 from md4.gpu.buffers import Buffer, words
 from md4.gpu.dealing import Dealer
+from md4.gpu.force_tasks import ForceTasks
 from md4.gpu.h_layout import BRA_TURNED, KET_ELEMENTS
 from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
-from md4.gpu.hermite_rows import row_width
-from md4.gpu.kernels.gamma_blocks import gamma_numbers, gamma_size, launch_gamma, launch_gamma_of_table
+from md4.gpu.kernels.gamma_blocks import gamma_numbers, launch_gamma, launch_gamma_of_table
 from md4.gpu.kernels.pair_forces import launch_forces
 from md4.gpu.kernels.recurrence import launch_listed_r, launch_r
-from md4.gpu.kernels.reverse_fused import fused_reverse, launch_reverse_fused
-from md4.gpu.kernels.reverse_lanes import lane_plan, launch_reverse_lanes
+from md4.gpu.kernels.reverse_fused import launch_reverse_fused
+from md4.gpu.kernels.reverse_lanes import launch_reverse_lanes
 from md4.gpu.kernels.reverse_sums import launch_reverse, reverse_tile
-from md4.gpu.kernels.select_kets import OTHER_BYTES, ROW_BYTES, WARPS, count_sizes, launch_select, packed_shells
+from md4.gpu.kernels.select_kets import count_sizes, launch_select, packed_shells
 from md4.gpu.kernels.two_products import BEHIND, bra_form
 from md4.gpu.paths import bra_launcher
 from md4.gpu.r_layout import r_stride_of
+from md4.gpu.reverse_ways import Listed, TaskSums, Way, chunks, columns, hermite_side, parts_of
 from md4.gpu.tiles import blocks_of_8
-from md4.gpu.tuning import CHUNK_BYTES, FEWEST_BLOCKS, REVERSE
-from md4.method.angular import nherm
-from md4.plan import QuartetRule, groups_within, own_ranges
-from md4.shells.shell_pairs import list_facts
-from md4.support.display import size_text
+from md4.gpu.tuning import CHUNK_BYTES
+from md4.plan import QuartetRule, groups_within
 
-# Forms in which there may be H of a ket list at the same time.
-H_FORMS = 3
-# Shares of the memory that may be used: of H of the ket lists, and of Z of a task.
-H_SHARE, Z_SHARE = 0.4, 0.2
-# Most bytes of Z of a task; that of one bra pair may be larger.
-Z_BYTES = 1 << 30
 # Most bytes of the numbers of ket pairs that tasks count together.
 COUNT_BYTES = 1 << 26
-# Primitive quartets, or elements of Gamma, of a bra pair with a ket list, at most: their numbers are int32, and blocks
-# of threads count beyond the last one by less than 1024.
-MOST_NUMBERS = (1 << 31) - 1024
 # Primitive quartets with bounds below this part of the tolerance are left out of the shell quartets that count.
 PRIMITIVE_PART = 0.1
 # By how much a bound may be above the tolerance and yet below it by rounding.
 ROUNDING = 1e-12
-# Predicted seconds of a floating-point operation, and of what a task and two lists take besides.
-OPERATION, TASK, TWO_LISTS = 1 / 20e12, 1e-4, 5e-5
-# A list whose part of all work is smaller than 1 / (so many times the number of devices) belongs to one of them.
-WHOLE_LISTS = 8
-# Tracks (`md4.gpu.tracks`) that make derivatives, where all of them count. Bytes that must be free beside H for each of
-# these but the first, or four times what a shell pair takes.
-TRACKS, TRACK_ROOM = 3, 8 << 30
-
-
-@cache
-def hermite_facts(l, first=0):
-    """`ListFacts` of the Hermite functions up to degree l of primitive pairs, each of which is a pair of its own.
-
-    Those before `first` are left out.
-    """
-    facts = list_facts(l, 0, False, 1, 1, nherm(l), 1, 1, False)
-    return replace(facts, first=first, nherm=nherm(l) - first)
-
-
-@cache
-def hermite_of(facts):
-    """`hermite_facts` of the derivatives of the pairs of a list, of one degree more.
-
-    Single shells that have Hermite functions of one degree only have derivatives of one degree only.
-    """
-    one_degree = facts.single and facts.first == nherm(facts.l - 1)
-    return hermite_facts(facts.l + 1, nherm(facts.l) if one_degree else 0)
-
-
-def hermite_side(ab):
-    """The primitive pairs of a slice of a prepared list as a ket of `hermite_of`."""
-    side = copy(ab)
-    side.facts = hermite_of(ab.facts)
-    return side
-
-
-class Task(NamedTuple):
-    """Bra pairs from `first` to `last` of a list, whose number it has, and their predicted seconds."""
-
-    seconds: float
-    number: int
-    first: int
-    last: int
 
 
 class Terms(NamedTuple):
@@ -154,144 +96,7 @@ class Counts(NamedTuple):
     of_warps: list
 
 
-def operations(bra, ket, prims):
-    """Of steps 1 and 2, for a primitive pair of a bra list with `prims` of a ket list, without screening."""
-    ket, hermite = ket.pairs, hermite_of(bra.prepared.facts)
-    products = prims * (ket.nherm * ket.nab + 20 * nherm(ket.l + hermite.l)) + bra.pairs.nab * ket.nab * len(ket)
-    return 2 * hermite.nherm * products
-
-
-class Way(NamedTuple):
-    """How steps 1 and 2 are done for pairs of a bra list and a ket list.
-
-    Attributes
-    ----------
-    lanes, fused : md4.gpu.kernels.reverse_lanes.LanePlan, md4.gpu.kernels.reverse_fused.FusedReverse
-        The plan of the kernel that takes lists of what counts, and None; both are None where rectangles are taken.
-    gamma, r : int
-        Numbers of Gamma of a shell quartet, and of r of a primitive quartet.
-    """
-
-    lanes: Any
-    fused: Any
-    gamma: int
-    r: int
-
-    @classmethod
-    def of(cls, context, bra, ket):
-        """On a device, for `ListFacts` of both lists."""
-        hermite = hermite_of(bra)
-        lanes = lane_plan(bra, ket, hermite)
-        fused = None if lanes else fused_reverse(context.unit, bra, ket, hermite, context.block_shared)
-        return cls(lanes, fused, gamma_size(bra, ket, lanes is not None), r_stride_of(ket, hermite))
-
-    @property
-    def listed(self):
-        """Whether quartets are listed."""
-        return self.lanes is not None or self.fused is not None
-
-    def nbytes(self, shells, quartets):
-        """Bytes of Gamma, lists and r of so many shell quartets and primitive quartets, or of several such numbers."""
-        return (8 * self.gamma + 8) * shells + (8 if self.lanes else 12 + 8 * self.r) * quartets
-
-
-class Listed(NamedTuple):
-    """The quartets of some bra pairs that count with a ket list.
-
-    Attributes
-    ----------
-    shells, quartets, most : int
-        Shell quartets, primitive quartets, and the most of these that one primitive bra pair has.
-    first, first_quartets, of_warps : Buffer
-        Of `md4.gpu.kernels.select_kets.QuartetTable` and `KetCounts`.
-    """
-
-    shells: int
-    quartets: int
-    most: int
-    first: Buffer
-    first_quartets: Buffer
-    of_warps: Buffer
-
-    def slices(self, ab, way, shells, quartets, budget):
-        """Yields (bra pairs, `Listed`) of slices that take at most `budget` bytes, or what a single pair takes.
-
-        Parameters
-        ----------
-        ab : md4.engine.PreparedPairs
-            All bra pairs.
-        way : Way
-        shells, quartets : ndarray
-            The number of the first shell quartet of each of these pairs, and of the first primitive quartet of each
-            primitive pair, and how many there are.
-        """
-        if way.nbytes(self.shells, self.quartets) <= budget:
-            if self.quartets:
-                yield ab, self
-            return
-        prims, begin = ab.whole.pairs.start[ab.first : ab.first + len(ab) + 1] - ab.first_prim, 0
-        ends = way.nbytes(shells, quartets[prims])
-        budget = max(budget, int(np.diff(ends).max()))
-        while begin < len(ab):
-            end = int(np.searchsorted(ends, ends[begin] + budget, side="right")) - 1
-            (one, other), (first, last) = shells[[begin, end]].tolist(), prims[[begin, end]].tolist()
-            counts = np.diff(quartets[first : last + 1])
-            count = int(counts.sum())
-            if count:
-                yield ab[begin:end], Listed(
-                    other - one, count, int(counts.max()), self.first.part(2 * begin, (end - begin + 1, 2)),
-                    self.first_quartets.part(first, (last - first + 1,)),
-                    self.of_warps.part(WARPS * (begin + first), (WARPS * (end - begin + last - first),)),
-                )  # fmt: skip
-            begin = end
-
-
-class TaskSums:
-    """Z of the bra pairs of a task, in as many parts as are used.
-
-    Parameters
-    ----------
-    context : md4.gpu.context.DeviceContext
-    ab : md4.engine.PreparedPairs
-        The bra pairs.
-    rows : int
-        `ReverseSums.rows`.
-    most : int
-        Parts for which there is room.
-
-    Attributes
-    ----------
-    hermite : ListFacts
-        The Hermite functions of the bra.
-    used : int
-        Parts that are used.
-    """
-
-    def __init__(self, context, ab, rows, most):
-        self.context, self.used, self.hermite = context, 0, hermite_of(ab.facts)
-        self.of_task = ab.first_prim, ab.nprim, rows
-        self.size = ab.nprim * 8 * blocks_of_8(self.hermite.nherm) * rows
-        self.z = context.pool.room("z", max(1, most * self.size))
-
-    def fields(self, parts):
-        """Fields of `md4.gpu.kernels.reverse_sums.ReverseSums`, so many parts of which may be added to."""
-        if parts > self.used:
-            self.context.clear(self.z.part(self.used * self.size, ((parts - self.used) * self.size,)))
-            self.used = parts
-        return self.z, *self.of_task
-
-    @staticmethod
-    def divided(most, quartets, pieces):
-        """(parts, quartets of each of them) of primitive bra pairs with up to `most` of all `quartets`.
-
-        `pieces`: (the fewest quartets of a part, parts of all of them that fill the device).
-        """
-        fewest, wanted = pieces
-        each = max(fewest, -(-quartets // wanted), -(-most // REVERSE.most_parts))
-        return -(-most // each), each
-
-
-class DeviceForces:
+class DeviceForces(ForceTasks):
     """Derivatives of sums over all quartets by the centres of the shells; see `md4.cpu.forces.HostForces`.
 
     Parameters
@@ -303,8 +108,8 @@ class DeviceForces:
     """
 
     def __init__(self, basis, lists, bounds, of_prims):
-        self.basis, self.lists, self.bounds, self.of_prims = basis, lists, bounds, of_prims
-        self.tables, self.ways, self.predicted, self.divided, self.least = {}, {}, {}, {}, {}
+        super().__init__(basis, lists)
+        self.bounds, self.of_prims, self.tables, self.ways = bounds, of_prims, {}, {}
 
     def run(self, backend, densities, coulomb, exchange, tolerance, part=0, parts=1, report=None):
         """As `md4.cpu.forces.HostForces.run`."""
@@ -336,8 +141,7 @@ class DeviceForces:
         left_out : ndarray, shape (2,)
         """
         context, quartets, left_out, tracks = backend.context, 0, np.zeros(2), backend.tracks()
-        room = max(TRACK_ROOM, 4 * self.least[tuple(bras), tuple(kets)])
-        few = tracks[: 1 + min(TRACKS - 1, int((1 - H_SHARE) * context.pool.left()) // room)]
+        few = self.working_tracks(tracks, bras, kets)
         for batch in self.batches(backend, kets):
             made, before = [], 0.0
             for tasks in self.counted_together(self.tasks(backend, bras, batch, part, parts), len(batch)):
@@ -394,7 +198,7 @@ class DeviceForces:
             for task in self.tasks(backend, range(len(lists)), []):
                 whole = lists[task.number]
                 this = whole[task.first : task.last]
-                out, sums = context.pool.get(max(1, 6 * this.nprim)), TaskSums(context, this, self.rows_of(this), 1)
+                out, sums = context.pool.get(max(1, 6 * this.nprim)), TaskSums(context, this, True)
                 target.add_products(whole, this, factor, sums.fields(1))
                 launch_forces(context, this, sums.hermite, sums.fields(1), 1, out)
                 self.take(context, found, task, out)
@@ -424,15 +228,6 @@ class DeviceForces:
         sums = (np.append(0, np.cumsum(order**n))[left] @ derivative**n for n in (1, 2))
         rule = QuartetRule(tolerance, shells, derivative, derivative, ratios, norms, np.zeros(0, dtype=np.int32))
         return rule, len(own) ** 2 - int(left.sum()), np.array([*sums])
-
-    @staticmethod
-    def with_room_for_h(backend, lists):
-        """The lists, one after the other; H of those before is dropped where that of the next would not fit."""
-        for n, this in enumerate(lists):
-            if backend.hermite_bytes(this.pairs) > H_SHARE * backend.memory_left():
-                for done in lists[:n]:
-                    done.drop()
-            yield this
 
     def norms(self, densities):
         """|D_ab| of blocks, shape (n, nshell, nshell)."""
@@ -518,7 +313,7 @@ class DeviceForces:
         `share`: `md4.gpu.pool.Pool.share` of the engine, which is asked for each list, since Z and H are there by then.
         """
         context, this, made = backend.context, self.lists[task.number].prepared[task.first : task.last], 0
-        sums = TaskSums(context, this, self.rows_of(this), REVERSE.most_parts)
+        sums = TaskSums(context, this)
         shells, width = 2 * len(this) + 2, 2 * len(this) + this.nprim + 3
         numbers = np.zeros((len(batch), width), dtype=np.int64)
         pairs, quartets = numbers[:, :shells].reshape(len(batch), -1, 2), numbers[:, shells:]
@@ -546,8 +341,7 @@ class DeviceForces:
         """Adds to Z what ket pairs give bra pairs `ab` with which they are `listed`; both lists by their numbers."""
         context, cd, in_lanes, hermite = backend.context, self.lists[ket].prepared, way.lanes is not None, sums.hermite
         gamma = context.pool.room("gamma", gamma_numbers(listed.shells, way.gamma, in_lanes))
-        pieces, norms = REVERSE.lane_pieces if in_lanes else REVERSE.fused_pieces, terms.norms_of(bra, ket)
-        parts, each = sums.divided(listed.most, listed.quartets, pieces)
+        norms, (parts, each) = terms.norms_of(bra, ket), way.divided(listed.most, listed.quartets)
         z, table = sums.fields(parts), self.table(context, listed, not in_lanes)
         launch_select(
             context, len(ab), ab.facts.max_prim, self.bounded(context, bra, True, terms), ab.first,
@@ -589,9 +383,9 @@ class DeviceForces:
         limits[task.first :] = counts
         on_device = self.sent(context, limits)
         aos = first_aos(context, this, self.basis), first_aos(context, ket, self.basis)
-        tile, row_blocks = reverse_tile(this.facts.nab, self.columns(this))
-        np8, parts, gamma = blocks_of_8(sums.hermite.nherm), self.parts_of(this), terms.gamma_of(task.number, number)
-        for ab, cd in self.chunks(this, ket, counts, budget):
+        tile, row_blocks = reverse_tile(this.facts.nab, columns(this))
+        np8, parts, gamma = blocks_of_8(sums.hermite.nherm), parts_of(this), terms.gamma_of(task.number, number)
+        for ab, cd in chunks(this, ket, counts, budget):
             u, z = self.half_transformed(backend, ab, cd, on_device), sums.fields(parts)
             launch_reverse(context, tile, row_blocks, aos, ab, cd, u, np8, on_device, gamma, z, parts, terms.by_table)
         return int(counts.sum(dtype=np.int64))
@@ -624,190 +418,3 @@ class DeviceForces:
         room = context.pool.room("ket limits", max(1, words(counts.nbytes)))
         context.copy_in_pieces(room.pointer, counts)
         return Buffer(room.pointer, (counts.size,), 4, room)
-
-    # sizes
-
-    @staticmethod
-    def columns(ab):
-        """About how many blocks of 8 columns Z of a bra pair has."""
-        return max(1, round(ab.nprim / max(1, ab.npair))) * blocks_of_8(hermite_of(ab.facts).nherm)
-
-    def rows_of(self, ab):
-        """Rows of Z of the pairs of a list, filled up to whole tiles."""
-        tile, row_blocks = reverse_tile(ab.facts.nab, self.columns(ab))
-        return 8 * tile.rows8 * row_blocks
-
-    def parts_of(self, ab):
-        """Among how many blocks of threads the ket pairs of a chunk are divided, to fill the device."""
-        tile, row_blocks = reverse_tile(ab.facts.nab, self.columns(ab))
-        blocks = ab.npair * row_blocks * -(-self.columns(ab) // (tile.nt * tile.warps))
-        return min(REVERSE.most_parts, -(-FEWEST_BLOCKS // max(1, blocks)))
-
-    def chunks(self, bra, ket, counts, budget):
-        """Slices (ab, cd) of a rectangle whose r and U take about `budget` bytes, without ket pairs that never count.
-
-        `counts` says with how many ket pairs each bra pair counts.
-        """
-        hermite = hermite_of(bra.facts)
-        np8, stride = blocks_of_8(hermite.nherm), r_stride_of(ket.facts, hermite)
-        budget, of_ket = max(1, budget // 8), ket.pairs.start
-        start = bra.whole.pairs.start[bra.first : bra.first + bra.npair + 1]
-        most = int(counts.max(initial=0))
-
-        def numbers(first, last):
-            """Numbers of r and U of each primitive bra pair with the ket pairs from `first` to `last`."""
-            return int(of_ket[last] - of_ket[first]) * stride + (last - first) * ket.facts.nab * 8 * np8
-
-        if most == 0 or bra.nprim == 0 or of_ket[most] == 0:
-            return
-        pieces = -(-numbers(0, most) * min(bra.nprim, REVERSE.few_prims) // budget)
-        edges = np.unique(np.linspace(0, most, min(most, pieces) + 1).astype(int)).tolist()
-        for first, last in pairwise(edges):
-            room = max(1, budget // max(1, numbers(first, last)))
-            at = 0
-            while at < bra.npair:
-                end = int(np.searchsorted(start, start[at] + room, side="right")) - 1
-                end = min(max(end, at + 1), bra.npair)
-                highest = min(last, int(counts[at:end].max()))
-                if highest > first and start[end] > start[at] and of_ket[highest] > of_ket[first]:
-                    yield bra[at:end], ket[first:highest]
-                at = end
-
-    def batches(self, backend, kets):
-        """Those of the lists `kets` whose H matrices fit the memory at the same time, a batch after the other."""
-        needs = [self.h_bytes(backend, self.lists[number]) for number in kets]
-        for group in groups_within(needs, H_SHARE * backend.memory_left()):
-            yield [kets[n] for n in group]
-            for n in group if group.stop < len(needs) else ():
-                self.lists[kets[n]].prepared.drop()
-
-    @staticmethod
-    def h_bytes(backend, this):
-        """Bytes of the H matrices of a ket list, in all forms that kernels take."""
-        return H_FORMS * backend.hermite_bytes(this.pairs)
-
-    def own_pairs(self, number, part, parts):
-        """Ranges of the pairs of a list that belong to a part."""
-        count, owner = len(self.lists[number]), self.owners(parts)[number]
-        if owner is None:
-            return own_ranges(count, (part + number) % parts, parts)
-        return [slice(0, count)] if owner == part else []
-
-    def owners(self, parts):
-        """The part to which each list belongs, or None where it is divided among all.
-
-        Each range is a task, which takes the host as long as that of a whole list, so only lists of much work are
-        divided. It depends on nothing else than the basis and the lists, which are the same in all processes.
-        """
-        if parts not in self.divided:
-            prims = [int(self.basis.nprims[this.pairs.pairs].prod(axis=1).sum()) for this in self.lists]
-            costs = [
-                count * sum(map(partial(operations, this), self.lists, prims)) for this, count in zip(self.lists, prims)
-            ]  # fmt: skip
-            loads, owners = [0.0] * parts, [None] * len(costs)
-            for number in sorted(range(len(costs)), key=lambda n: (-costs[n], n)):
-                if costs[number] * parts * WHOLE_LISTS < sum(costs):
-                    owners[number] = loads.index(min(loads))
-                    loads[owners[number]] += costs[number]
-            self.divided[parts] = owners
-        return self.divided[parts]
-
-    def tasks(self, backend, bras, batch, part=0, parts=1):
-        """Every `Task` of a part, with pairs of lists `bras`, those of most work first.
-
-        Which pairs belong to a part does not depend on memory, which may differ between processes.
-        """
-        room, found = min(Z_BYTES, Z_SHARE * backend.memory_left()), []
-        for number in bras:
-            this = self.lists[number].prepared
-            per_prim = 64 * blocks_of_8(hermite_of(this.facts).nherm) * self.rows_of(this) * REVERSE.most_parts
-            start, seconds = this.pairs.start, self.seconds_of(number, batch) / max(1, len(this))
-            for own in self.own_pairs(number, part, parts):
-                edges = [own.start]
-                while edges[-1] < own.stop:
-                    end = start[edges[-1]] + max(1, room // per_prim)
-                    end = int(np.searchsorted(start, end, side="right")) - 1
-                    edges.append(min(max(end, edges[-1] + 1), own.stop))
-                found += [Task((last - first) * seconds, number, first, last) for first, last in pairwise(edges)]
-        return sorted(found, reverse=True)
-
-    def seconds_of(self, number, batch):
-        """Predicted seconds of a bra list with some ket lists, without screening."""
-        key = number, tuple(batch)
-        if key not in self.predicted:
-            bra, kets = self.lists[number], [self.lists[n] for n in batch]
-            count = bra.pairs.nprim * sum(operations(bra, ket, ket.pairs.nprim) for ket in kets)
-            self.predicted[key] = TASK + TWO_LISTS * len(kets) + OPERATION * count
-        return self.predicted[key]
-
-    def seconds(self):
-        """Predicted seconds, without screening."""
-        every = range(len(self.lists))
-        return sum(self.seconds_of(number, every) for number in every)
-
-    def check_memory(self, backend, densities):
-        """MemoryLimitError, before anything is allocated, if there is no room for one shell pair with any list."""
-        tables = 2 * densities.nbytes + (40 + 8 * len(densities)) * sum(map(len, self.lists))
-        tables += 16 * sum(this.pairs.nprim for this in self.lists)
-        every = range(len(self.lists))
-        self.check_lists(backend, every, every, {"densities and bounds": tables})
-
-    def check_lists(self, backend, bras, kets, beside):
-        """As `check_memory` for lists `bras` with lists `kets`, and what is needed `beside`, as for `require`."""
-        key, context = (tuple(bras), tuple(kets)), backend.context
-        bras, kets = ([self.lists[number].prepared for number in numbers] for numbers in key)
-        most = max(this.pairs.max_prim for this in bras) * max(this.nprim for this in kets)
-        most = max(most, max(this.facts.nab for this in bras) * max(this.facts.nab * len(this) for this in kets))
-        if most > MOST_NUMBERS:
-            raise MemoryLimitError(
-                f"a shell pair of {self.basis!r} may have {most} primitive quartets, or elements of Gamma, with a list "
-                f"of shell pairs, but gradients on a GPU take {MOST_NUMBERS} at once; use backend='cpu'."
-            )
-        longest, room = max(this.pairs.max_prim for this in bras), context.block_shared - ROW_BYTES
-        most = (room - OTHER_BYTES) // (4 * WARPS) - 1
-        if longest > most:
-            raise MemoryLimitError(
-                f"a shell pair of {self.basis!r} may have {longest} primitive pairs, but gradients on this GPU take "
-                f"{most}; use backend='cpu'."
-            )
-        h = max(H_FORMS * backend.hermite_bytes(this.pairs) for this in kets)
-        if key not in self.least:
-            self.least[key] = max(self.least_bytes(context, bra, ket) for bra in bras for ket in kets)
-        self.require(backend, beside | {"the H matrices of one list": h, "a shell pair": self.least[key]})
-
-    def check_memory_for_coulomb(self, backend):
-        """As `check_memory`, of J alone."""
-        matrices, sums, h, z = 16 * self.basis.nao**2, 0, 0, 0
-        for this in self.lists:
-            pairs, hermite = this.pairs, hermite_of(this.prepared.facts).nherm
-            sums += pairs.nprim * (16 * row_width(pairs.l + 1, True) + 60) + 32 * len(pairs)
-            h = max(h, backend.hermite_bytes(pairs))
-            z = max(z, 64 * this.prepared.facts.max_prim * blocks_of_8(hermite) * self.rows_of(this.prepared))
-        z *= REVERSE.most_parts
-        of = {"densities": matrices, "Hermite functions": sums, "the H matrices of one list": h, "a shell pair": z}
-        self.require(backend, of)
-
-    def require(self, backend, sizes):
-        """MemoryLimitError if bytes, by what they are of, do not fit when H of all lists has been given back."""
-        need = sum(sizes.values())
-        if need > backend.memory_left():
-            for this in self.lists:  # H that builds keep, too
-                this.prepared.drop()
-        if need > backend.memory_left():
-            parts = ", ".join(f"{size_text(size)} of {what}" for what, size in sizes.items())
-            raise MemoryLimitError(
-                f"gradients of {self.basis!r} take at least {size_text(need)} ({parts}), but "
-                f"{size_text(backend.memory_left())} may be used; raise max_memory."
-            )
-
-    def least_bytes(self, context, bra, ket):
-        """Bytes of Z of a bra pair, and of lists, Gamma, r and U with all pairs of a ket list."""
-        one, other = bra.facts, ket.facts
-        hermite = hermite_of(one)
-        np8, quartet = blocks_of_8(hermite.nherm), 8 * r_stride_of(other, hermite)
-        z = 64 * one.max_prim * np8 * self.rows_of(bra) * REVERSE.most_parts
-        way = Way.of(context, one, other)
-        if way.listed:
-            gamma = gamma_numbers(len(ket), way.gamma, way.lanes is not None)
-            return z + 8 * (gamma - len(ket) * way.gamma) + way.nbytes(len(ket), one.max_prim * ket.nprim)
-        return z + one.max_prim * (other.max_prim * quartet + 64 * np8 * other.nab)

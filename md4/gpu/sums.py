@@ -5,6 +5,7 @@ from math import isqrt, prod
 
 import numpy as np
 
+from md4.gpu.derivative_matrices import DeviceDerivatives
 from md4.gpu.digest import DeviceDigest
 from md4.gpu.fitting_forces import DeviceFittingForces
 from md4.gpu.forces import DeviceForces
@@ -86,6 +87,10 @@ class DeviceSums:
         """Gradients; see `md4.gpu.forces.DeviceForces`."""
         self.backend.require_asynchronous_copies()
         return DeviceForces(basis, lists, *gradient_bounds(self.backend.context, basis, lists))
+
+    def derivatives(self, engine, forces, cutoff):
+        """J and K of derivatives; see `md4.gpu.derivative_matrices.DeviceDerivatives`."""
+        return DeviceDerivatives(engine, forces, cutoff)
 
     def fitting_forces(self, basis, pairs, blocks):
         """Gradients of density fitting; see `md4.gpu.fitting_forces.DeviceFittingForces`."""

@@ -50,7 +50,7 @@ class MD4Derivatives(Restorable):
         return self._md4_timed(
             "Derivatives of J and K", mol, dm, lambda jk, mol, dm: jk.derivative_jk(
                 dm, hermi, with_j, with_k, effective_omega(mol, omega), mf.direct_scf_tol
-            ), on_host=True,
+            ),
         )  # fmt: skip
 
     @property
@@ -59,8 +59,8 @@ class MD4Derivatives(Restorable):
         mf = getattr(self.base, "_scf", self.base)
         return mf if hasattr(mf, "_md4_builder") else None
 
-    def _md4_timed(self, what, mol, dm, work, on_host=False):
-        """work(jk, mol, dm) on all ranks, with a line in PySCF's log; `on_host`: its backend is always the CPU."""
+    def _md4_timed(self, what, mol, dm, work):
+        """work(jk, mol, dm) on all ranks, with a line in PySCF's log."""
         from pyscf.lib import logger
 
         mf, start = self._md4_attached, time.perf_counter()
@@ -69,8 +69,7 @@ class MD4Derivatives(Restorable):
             own = checked_mol(self.mol if mol is None else mol)
             given = checked_array("the density matrices", mf.make_rdm1() if dm is None else dm)
             jk = mf._md4_builder.jk(own, mf._tell_backend)
-            maker = jk._on_host() if on_host else jk
-            return backend_text(maker.engine.backend), work(jk, own, given)
+            return backend_text(jk.engine.backend), work(jk, own, given)
 
         text, found = mf._md4_builder.ranks.together(together, what)
         logger.info(self, "%s by md4: backend %s, %.2f s", what, text, time.perf_counter() - start)

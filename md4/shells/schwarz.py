@@ -35,6 +35,8 @@ class GradientBounds:
     ----------
     factor : ndarray, shape (npair,)
         f_ab.
+    largest : ndarray
+        As given.
     own, derivative : ndarray, shape (npair,)
         `norms` times f_ab, and `largest` times f_ab. Both derivatives of a pair add to the same force where its shells
         have the same centre, so that bound is twice as large there.
@@ -43,5 +45,5 @@ class GradientBounds:
     def __init__(self, shells, centres, norms, largest):
         self.factor = factor = np.where(shells[:, 0] == shells[:, 1], 1.0, 2.0)
         a, b = centres[shells.T]
-        self.own = factor * norms
+        self.own, self.largest = factor * norms, largest
         self.derivative = np.where((a == b).all(axis=1), 2.0, 1.0) * factor * largest

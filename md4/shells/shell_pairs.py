@@ -425,6 +425,11 @@ def starts_of(counts):
     return start
 
 
+def ordered_pairs(pairs):
+    """Number of ordered pairs of AOs in a `ShellPairs` of pairs: both orders of its pairs of different shells."""
+    return int(np.where(pairs.pairs[:, 0] == pairs.pairs[:, 1], 1, 2).sum()) * pairs.na * pairs.nb
+
+
 def unique_pairs_by_class(basis, rows=None, cols=None):
     """`unique_pairs` with the classes (l, nctr) of the shells as labels."""
     _, label = np.unique(basis.class_keys, return_inverse=True)

@@ -189,7 +189,7 @@ def test_progress(workers, mol, monkeypatch):
         assert sum(bar.told) == pytest.approx(bar.total)
 
 
-def test_matrices_are_made_by_the_cpu(workers, mol):
+def test_matrices(workers, mol):
     dm = symmetric(mol.nao, 2)
     for mine, right in zip(workers(mol).derivative_jk(dm), md4.JK(mol, backend="cpu").derivative_jk(dm)):
         assert_close(mine, right)

@@ -367,12 +367,33 @@ def test_gradient_on_a_gpu(mol, coulomb, exchange, count, omega, gpu):
 @pytest.mark.gpu
 @pytest.mark.parametrize("exchange", [[0.5, 0.0, 1.0], 0.0])
 def test_products_on_a_gpu(mol, jk, exchange, gpu):
-    """With derivatives of J and K as matrices, which the CPU makes."""
     left, right = any_matrices(mol.nao, 3, 1), any_matrices(mol.nao, 3, 2)
     on_gpu, given = md4.JK(mol, backend="cuda"), (left, right, [0.3, -1.0, 2.0], exchange)
     assert abs(on_gpu.product_gradient(*given) - jk.product_gradient(*given)).max() < CLOSE
-    for mine, theirs in zip(on_gpu.derivative_jk(left), jk.derivative_jk(left)):
-        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("options", [{}, {"with_j": False}, {"with_k": False}, {"omega": OMEGAS[-1]}], ids=str)
+@pytest.mark.parametrize("cart", [False, True])
+def test_derivative_jk_on_a_gpu(cart, options, gpu):
+    """Of matrices without symmetry."""
+    mol = mixed(cart=cart)
+    dm, on_gpu, on_cpu = any_matrices(mol.nao, 3), md4.JK(mol, backend="cuda"), md4.JK(mol, backend="cpu")
+    for mine, theirs in zip(on_gpu.derivative_jk(dm, **options), on_cpu.derivative_jk(dm, **options)):
+        assert mine is theirs is None or abs(mine - theirs).max() < CLOSE
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("basis", ["cc-pvtz", "cc-pvqz", "ano-rcc"])
+def test_derivative_jk_of_a_molecule_on_a_gpu(basis, gpu):
+    """Also of general contractions, in memory that is short, and in parts of blocks."""
+    mol = molecule(WATER, basis)
+    dm = any_matrices(mol.nao)
+    right = md4.JK(mol, backend="cpu").derivative_jk(dm)
+    for megabytes in (None, 200):
+        found = md4.JK(mol, backend="cuda", max_memory=megabytes).derivative_jk(dm)
+        for mine, theirs in zip(found, right):
+            assert abs(mine - theirs).max() < 1e-11 * abs(theirs).max()
 
 
 @pytest.mark.gpu

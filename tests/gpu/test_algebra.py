@@ -108,6 +108,7 @@ def test_another_operator(emulated):
     compare(ours, theirs, FEW)
 
 
+@pytest.mark.sample("direct-*", "device-eigenvectors")
 @pytest.mark.parametrize("auxbasis", [AUXILIARY, DEPENDENT], ids=["Cholesky", "eigenvectors"])
 @pytest.mark.parametrize("store", STORES)
 def test_stores(emulated, host_integrals, store, auxbasis, monkeypatch):
@@ -190,6 +191,7 @@ def compare_orbitals(ours, theirs, tolerance):
         assert np.max(abs(found - wanted)) <= tolerance * np.max(abs(wanted))
 
 
+@pytest.mark.sample("direct-*", "host-whole")
 @pytest.mark.parametrize("ranges", [False, True], ids=["whole", "ranges"])
 @pytest.mark.parametrize("store", STORES)
 def test_orbitals(emulated, host_integrals, store, ranges, monkeypatch):
@@ -203,6 +205,7 @@ def test_orbitals(emulated, host_integrals, store, ranges, monkeypatch):
     compare_orbitals(ours, fitting(MORE, AUXILIARY, "cpu"), 1e-12)
 
 
+@pytest.mark.sample("direct*", "device*")
 @pytest.mark.parametrize("store, cap", [("direct", 0.3), ("device", 0.6), ("host", 0.6)])
 def test_orbitals_below_a_cap(emulated, host_integrals, store, cap, monkeypatch):
     """The pool lends no more than that; ranges of orbitals are as long as there is room for."""

@@ -13,7 +13,7 @@ import md4
 from md4 import Basis, Engine
 from md4.contract.team import Team
 from md4.errors import DeviceError, MemoryLimitError
-from md4.gpu import forces
+from md4.gpu import force_tasks, forces, reverse_ways
 from md4.gpu.backend import GpuBackend
 from md4.gpu.context import DeviceContext
 from md4.gpu.dry_run import NoMemory
@@ -29,6 +29,8 @@ CASES = {
     "(d, s), K = 4": ((2, 0), 2, 1, True, "dmma8"),
 }  # fmt: skip
 SMALL = basis_of((0, 1))
+# What limits batches of ket lists, chunks of rectangles and tasks: where it is, and a small value.
+LIMITS = {"H_SHARE": (force_tasks, 1e-12), "CHUNK_BYTES": (forces, 1000), "Z_BYTES": (force_tasks, 1)}
 # Atoms in a plane askew, with an f function.
 PLANE = "O 0 0 0.1; H 0.4 0.7 -0.4; H -0.4 -0.7 -0.4"
 
@@ -51,13 +53,13 @@ def way(request, monkeypatch):
     """How steps 1 and 2 are done: for lists of what counts, a lane a quartet where that serves, or on tensor cores; or
     for rectangles, as of large classes."""
     if request.param != "lanes":
-        monkeypatch.setattr(forces, "lane_plan", lambda *_: None)
+        monkeypatch.setattr(reverse_ways, "lane_plan", lambda *_: None)
     if request.param == "rectangles":
-        monkeypatch.setattr(forces, "fused_reverse", lambda *_: None)
+        monkeypatch.setattr(reverse_ways, "fused_reverse", lambda *_: None)
     return request.param
 
 
-@pytest.mark.sample("fused-(p, s)*", "*-(s, p), K*", "[fr]*-(d, p)*", "lanes-(p, s)")
+@pytest.mark.sample("fused-(p, s)*", "lanes-(s, p), K*", "rectangles-(d, p)*")
 @pytest.mark.parametrize("name", CASES)
 def test_shells(name, way):
     """Each row is the derivative by the centre of a shell."""
@@ -119,8 +121,7 @@ def test_a_molecule():
 
 
 @pytest.mark.sample("p-True")
-@pytest.mark.parametrize("pure", [True, False])
-@pytest.mark.parametrize("highest", "pf")
+@pytest.mark.parametrize("highest, pure", [("p", True), ("p", False), ("f", True)])
 def test_a_molecule_in_a_plane(highest, pure, monkeypatch):
     """It is turned for its f functions, and its forces are turned back; the density breaks the plane."""
     monkeypatch.setattr("md4.gpu.part_plans.PLANE_L", "spdf".index(highest))
@@ -187,7 +188,7 @@ def test_the_bounds_are_those_of_what_is_left_out(way, exchange):
     assert len(left) == of_quartets.size
 
 
-@pytest.mark.sample("lanes-0.1")
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", [0.1, 1e20])
 def test_errors_of_primitive_quartets_are_bounded(part, way, monkeypatch):
     """Steep and diffuse primitives of both signs in a shell; some of their quartets, or all, are left out."""
@@ -220,7 +221,7 @@ def test_any_primitive_quartets_may_be_left_out(monkeypatch):
                 of_prims.derivative = rng.uniform(0, 1, of_prims.own.shape)
             found.append(jk.gradient(dm, tolerance=1e-12))
         assert way in machine.kernels
-        monkeypatch.setattr(forces, "lane_plan", lambda *_: None)
+        monkeypatch.setattr(reverse_ways, "lane_plan", lambda *_: None)
     assert_same(*found)
 
 
@@ -240,11 +241,11 @@ def launches(monkeypatch):
     return found
 
 
-@pytest.mark.sample("lanes-*", "*-CHUNK*")
-@pytest.mark.parametrize("name, value", [("H_SHARE", 1e-12), ("CHUNK_BYTES", 1000), ("Z_BYTES", 1)])
-def test_batches_chunks_and_tasks(name, value, way, launches, monkeypatch):
+@pytest.mark.sample("lanes-H*", "fused-Z*", "rectangles-CHUNK*")
+@pytest.mark.parametrize("name", LIMITS)
+def test_batches_chunks_and_tasks(name, way, launches, monkeypatch):
     """As wholes, whatever fits: H of all kets, r and U of a rectangle, Z of a list."""
-    basis = basis_of((0, 1, 0))
+    basis, (module, value) = basis_of((0, 1, 0)), LIMITS[name]
     dm = symmetric(basis.nao)
     right = md4.JK(basis, backend="cpu").gradient(dm, tolerance=0)
     with running():
@@ -255,7 +256,7 @@ def test_batches_chunks_and_tasks(name, value, way, launches, monkeypatch):
             assert_same(jk.gradient(dm, tolerance=0), right)
             assert jk.stats.computed == sum(map(len, jk.lists)) ** 2
             counts.append((len(launches) - launches.count("h_matrices"), launches.count("pair_forces")))
-            monkeypatch.setattr(forces, name, value if way == "rectangles" else min(1, value))
+            monkeypatch.setattr(module, name, value if way == "rectangles" else min(1, value))
         count, pairs = len(jk.lists), sum(map(len, jk.lists))
     assert counts[0][0] < counts[1][0]
     tasks = {"H_SHARE": count**2, "CHUNK_BYTES": count, "Z_BYTES": pairs}  # each batch of kets has its own
@@ -264,7 +265,7 @@ def test_batches_chunks_and_tasks(name, value, way, launches, monkeypatch):
 
 def test_many_parts_of_the_kets(way, monkeypatch):
     """Z has so many parts that some have no kets."""
-    monkeypatch.setattr(forces, "REVERSE", replace(forces.REVERSE, most_parts=40))
+    monkeypatch.setattr(reverse_ways, "REVERSE", replace(reverse_ways.REVERSE, most_parts=40))
     dm = symmetric(SMALL.nao)
     assert_same(*both(SMALL, lambda jk: jk.gradient(dm, tolerance=0)))
 
@@ -280,8 +281,8 @@ def test_a_part_of_the_terms(exchange, monkeypatch):
         whole, quartets, left_out = made.run(*given, report=told.append)
         parts = []
         for part, (of_h, of_z) in enumerate(((0.4, 1 << 30), (0.4, 1), (1e-9, 1 << 30))):  # on unlike machines
-            monkeypatch.setattr(forces, "H_SHARE", of_h)
-            monkeypatch.setattr(forces, "Z_BYTES", of_z)
+            monkeypatch.setattr(force_tasks, "H_SHARE", of_h)
+            monkeypatch.setattr(force_tasks, "Z_BYTES", of_z)
             parts.append(made.run(*given, part, 3))
         assert sum(told) == pytest.approx(made.seconds())
     assert left_out[0] > 0
@@ -367,7 +368,7 @@ def test_tracks_in_little_memory(way, monkeypatch):
     )  # fmt: skip
     made = backend.sums.forces(SMALL, team.lists)
     for room, expected in ((8 << 30, {0}), (1 << 20, {0, 1, 2})):
-        monkeypatch.setattr(forces, "TRACK_ROOM", room)
+        monkeypatch.setattr(force_tasks, "TRACK_ROOM", room)
         monkeypatch.setattr("md4.gpu.tracks.TRACK_SHARE", 1 << 20)
         tracks.clear()
         made.run(backend, dm[None], np.ones(1), np.ones(1), 0.0)
@@ -398,9 +399,9 @@ def test_more_primitive_pairs_than_shared_memory_has_room_for(monkeypatch):
     with running("dmma16"):
         jk = md4.JK(basis, backend="cuda")
         shared = jk.engine.backend.context.block_shared
-        monkeypatch.setattr(forces, "ROW_BYTES", shared - forces.OTHER_BYTES - 16 * 5)
+        monkeypatch.setattr(force_tasks, "ROW_BYTES", shared - force_tasks.OTHER_BYTES - 16 * 5)
         jk.gradient(dm)
-        monkeypatch.setattr(forces, "ROW_BYTES", shared - forces.OTHER_BYTES - 16 * 4)
+        monkeypatch.setattr(force_tasks, "ROW_BYTES", shared - force_tasks.OTHER_BYTES - 16 * 4)
         with pytest.raises(MemoryLimitError, match="4 primitive pairs, but gradients on this GPU take 3"):
             md4.JK(basis, backend="cuda").gradient(dm)
 

@@ -304,7 +304,7 @@ def test_the_log_tells_who_made_what(verbose, plain):
 
 
 def test_forces_on_a_gpu():
-    """Derivatives of J and K as matrices are made on the CPU, and the log says so."""
+    """And derivatives of J and K as matrices."""
     mf = own("RHF", atom="H 0 0 0; H 0.3 0.2 0.7", basis={"H": [[0, [0.8, 1.0]]]})
     with emulator.running("dmma16"):
         attached = md4.attach(mf.copy(), backend="cuda")
@@ -314,7 +314,7 @@ def test_forces_on_a_gpu():
         theirs = mf.Gradients()
         assert abs(found.get_k() - theirs.get_k()).max() < CLOSE
     assert "Forces of two-electron integrals by md4: backend cuda (" in found.stdout.getvalue()
-    assert "Derivatives of J and K by md4: backend cpu (" in found.stdout.getvalue()
+    assert "Derivatives of J and K by md4: backend cuda (" in found.stdout.getvalue()
 
 
 @pytest.fixture
@@ -335,6 +335,19 @@ def test_hartree_fock_on_a_gpu(kind, basis, gpu, calls):
 @pytest.mark.parametrize("kind, xc", [("UKS", "b3lyp"), ("RKS", "camb3lyp"), ("RKS", "hse06"), ("RKS", "pbe")])
 def test_functionals_on_a_gpu(kind, xc, gpu, libxc, calls):
     check_on_a_gpu(own(kind, xc), calls)
+
+
+@pytest.mark.gpu
+def test_excited_states_on_a_gpu(gpu):
+    """The same amplitudes."""
+    mf = own("RHF", basis="cc-pvdz")
+    excited = mf.TDHF().set(nstates=2, conv_tol=1e-10, verbose=0).run()
+    want = excited.Gradients().set(verbose=0, cphf_conv_tol=1e-12).kernel(state=1)
+    attached = md4.attach(mf.copy(), backend="cuda").TDHF()
+    attached.set(verbose=0, e=excited.e, xy=excited.xy, converged=excited.converged)
+    found = attached.nuc_grad_method().set(verbose=4, stdout=io.StringIO(), cphf_conv_tol=1e-12)
+    assert abs(found.kernel(state=1) - want).max() < 1e-9
+    assert "Derivatives of J and K by md4: backend cuda (" in found.stdout.getvalue()
 
 
 def check_on_a_gpu(mf, calls):

@@ -10,7 +10,7 @@ from gpu.kernels.test_plain_python import basis_of
 from nuclear_forces import symmetric
 
 import md4
-from md4.gpu import forces
+from md4.gpu import reverse_ways
 from md4.gpu.buffers import Buffer
 from md4.gpu.kernels import reverse_fused, select_kets
 from md4.gpu.kernels.select_kets import THREADS, WARPS, count_sizes, launch_select, packed_shells
@@ -20,8 +20,8 @@ from md4.gpu.tuning import REVERSE
 @pytest.fixture
 def tuned(monkeypatch):
     """Changes `REVERSE` for this kernel, which is taken for the smallest classes, too; a block takes all kets."""
-    monkeypatch.setattr(forces, "lane_plan", lambda *_: None)
-    monkeypatch.setattr(forces, "REVERSE", replace(REVERSE, most_parts=1))
+    monkeypatch.setattr(reverse_ways, "lane_plan", lambda *_: None)
+    monkeypatch.setattr(reverse_ways, "REVERSE", replace(REVERSE, most_parts=1))
 
     def change(**options):
         monkeypatch.setattr(reverse_fused, "REVERSE", replace(REVERSE, **options))

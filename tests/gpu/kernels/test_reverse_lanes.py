@@ -11,12 +11,12 @@ from gpu.kernels.test_plain_python import basis_of
 from nuclear_forces import symmetric
 
 import md4
-from md4.gpu import forces
+from md4.gpu import reverse_ways
 from md4.gpu.buffers import Buffer
-from md4.gpu.forces import hermite_facts
 from md4.gpu.kernels import reverse_lanes
 from md4.gpu.kernels.gamma_blocks import gamma_numbers, gamma_size, launch_gamma
 from md4.gpu.kernels.reverse_lanes import columns_of, lane_plan
+from md4.gpu.reverse_ways import hermite_facts
 from md4.gpu.tuning import REVERSE
 from md4.shells.shell_pairs import list_facts
 
@@ -24,7 +24,7 @@ from md4.shells.shell_pairs import list_facts
 @pytest.fixture
 def tuned(monkeypatch):
     """Changes `REVERSE` for this kernel; a warp takes all kets."""
-    monkeypatch.setattr(forces, "REVERSE", replace(REVERSE, most_parts=1))
+    monkeypatch.setattr(reverse_ways, "REVERSE", replace(REVERSE, most_parts=1))
 
     def change(**options):
         monkeypatch.setattr(reverse_lanes, "REVERSE", replace(REVERSE, **options))

@@ -12,10 +12,10 @@ from method.test_derivatives import dense_h
 
 import md4
 from md4.cpu.groups import functions_of
-from md4.gpu.forces import hermite_facts
 from md4.gpu.hermite_coulomb import first_aos
 from md4.gpu.kernels.pair_forces import launch_forces
 from md4.gpu.kernels.reverse_sums import INNER, launch_reverse, reverse_tile
+from md4.gpu.reverse_ways import hermite_facts
 from md4.gpu.staircases import hermite_order
 from md4.gpu.tiles import blocks_of_8
 from md4.method.angular import nherm

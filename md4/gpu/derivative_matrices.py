@@ -1,0 +1,224 @@
+"""J and K with a derivative on the first function, for any densities, on the GPU; equations as for the CPU's.
+
+    J^x_ij = sum_kl (d/dA_x i j|kl) D_lk          K^x_il = sum_jk (d/dA_x i j|kl) D_jk
+
+Blocks of integrals are made of derivatives of ordered pairs of shells, (i, j) and (j, i), by i, with the lists of pairs
+of J and K, and digested by the kernel that digests blocks of J and K (`md4.gpu.kernels.digest_rows`). To the kernel a
+block has bra pairs ab of n_x n_i functions a, the derivatives of i one after the other, and n_j functions b. It adds
+
+    X_ac += (ab|cd) D_bd       X_ad += (ab|cd) D_bc       Y_ab += (ab|cd) (D_cd + D_dc)
+
+and the same with a and b exchanged, which nobody wants. So the derivatives have rows of their own, below those of the
+AOs: X and Y have four rows for each AO, the last three of which are K and J.
+"""
+
+from math import sqrt
+
+import numpy as np
+
+from md4.errors import MemoryLimitError
+from md4.gpu.digest import halves
+from md4.gpu.hermite_coulomb import first_aos
+from md4.gpu.kernels.digestion import launch_digest
+from md4.method.derivatives import OF_A
+from md4.plan import even_pieces, own_ranges
+from md4.shells.shell_pairs import ShellPairs
+
+# Rows of X and Y for each AO.
+ROWS = 4
+# A block of integrals takes at most this share of the memory that may be used, and at most so many bytes.
+BLOCK_SHARE, BLOCK_BYTES = 0.15, 2 << 30
+# Integrals that a shell quartet may have: of three derivatives their numbers are int32, and so are bytes of a row b.
+MOST_INTEGRALS = (1 << 28) - 1
+# Share of the memory that may be used, of the H matrices of a piece of a list of derivatives, in one form.
+H_SHARE = 0.1
+
+
+def derivative_rows(ao_loc):
+    """The row of X and Y of each derivative and AO, shape (3, nao), counted from the first derivative."""
+    counts = np.diff(ao_loc)
+    first, count = np.repeat(ao_loc[:-1], counts), np.repeat(counts, counts)
+    return 2 * first + np.arange(ao_loc[-1]) + np.arange(3)[:, None] * count
+
+
+class DerivativeSums:
+    """X and Y of some densities in device memory.
+
+    Parameters
+    ----------
+    context : md4.gpu.context.DeviceContext
+    densities : ndarray, shape (n, nao, nao)
+    with_j, with_k : bool
+
+    Attributes
+    ----------
+    counts : tuple of int
+        Matrices X, and matrices Y, of one density.
+    matrices : list of tuple
+        Of each density, what `md4.gpu.kernels.digestion.launch_digest` takes.
+    """
+
+    def __init__(self, context, densities, with_j, with_k):
+        count, self.nao = len(densities), densities.shape[-1]
+        self.context, self.counts, square = context, (int(with_k), int(with_j)), self.nao**2
+        # D + D^T of the pairs ab is read, too, below the last matrix, and is of no use
+        inputs, sums = (count + ROWS - 1) * square, count * ROWS * square
+        self.buffer = context.pool.get(2 * (inputs + sums))
+        context.clear(self.buffer)
+        d, twice, x, y = (
+            self.buffer.part(first, (size,))
+            for first, size in ((0, inputs), (inputs, inputs), (2 * inputs, sums), (2 * inputs + sums, sums))
+        )
+        context.copy_in(d.pointer, np.ascontiguousarray(densities))
+        context.copy_in(twice.pointer, np.ascontiguousarray(densities + densities.transpose(0, 2, 1)))
+        size = (ROWS * square,)
+        self.matrices = [
+            (d.part(n * square, size), x.part(n * ROWS * square, size), twice.part(n * square, size),
+             y.part(n * ROWS * square, size))
+            for n in range(count)
+        ]  # fmt: skip
+
+    @staticmethod
+    def nbytes(densities):
+        """Bytes for as many densities of the same size."""
+        return 16 * (len(densities) * (ROWS + 1) + ROWS - 1) * densities.shape[-1] ** 2
+
+    def add(self, block, ab, cd, places):
+        """Adds a block of two slices of lists, whose first rows or AOs are `places`."""
+        for matrices in self.matrices:
+            launch_digest(self.context, block, ab, cd, places, False, matrices, self.counts, self.nao)
+
+    def result(self, rows):
+        """(J, K), each of the shape (n, 3, nao, nao), from `derivative_rows`; zeros where it is not wanted."""
+        found = []
+        for which, wanted in ((3, self.counts[1]), (1, self.counts[0])):
+            of_all = np.zeros((len(self.matrices), (ROWS - 1) * self.nao, self.nao))
+            for matrices, out in zip(self.matrices, of_all) if wanted else ():
+                self.context.copy_out(out, matrices[which].part(self.nao**2, (out.size,)).pointer)
+            found.append(of_all[:, rows])
+        self.context.pool.release(self.buffer)
+        return found
+
+
+class DeviceDerivatives:
+    """J and K of derivatives; see `md4.cpu.derivative_matrices.HostDerivatives`.
+
+    Parameters
+    ----------
+    engine : md4.Engine
+        With the operator.
+    forces : md4.gpu.forces.DeviceForces
+        Of the lists of pairs.
+    cutoff : float
+        Primitive pairs below it are left out, as those of the lists.
+    """
+
+    def __init__(self, engine, forces, cutoff):
+        self.engine, self.backend, self.basis, self.forces = engine, engine.backend, engine.bra_basis, forces
+        self.cutoff, self.kets = cutoff, [this.prepared for this in forces.lists]
+
+    def run(self, densities, with_j, with_k, tolerance, part=0, parts=1, report=None):
+        """As `md4.cpu.derivative_matrices.HostDerivatives.run`."""
+        self.check_memory(densities)
+        sums = DerivativeSums(self.backend.context, densities, with_j, with_k)
+        # the largest bound from each pair to the end of its list, the last one first
+        highest = [np.maximum.accumulate(this.exact[::-1]) for this in self.forces.lists]
+        # as on the CPU: an element of J has a factor 2 sqrt(n) |D_cd|, and |D_cd| is n max|D| at most
+        widest = int(np.diff(self.basis.ao_loc).max())
+        scale, done, wait = 2 * widest * sqrt(widest) * abs(densities).max(), 0, None
+        for bra, bounds in self.bras(part, parts):
+            shells, limits = bra.pairs.pairs, np.full(len(bra), 0.0 if self.backend.dry else np.inf)
+            with np.errstate(over="ignore"):
+                np.divide(tolerance, scale * bounds, out=limits, where=scale * bounds > 0)
+            rows = self.basis.nao + 3 * self.basis.ao_loc[shells[:, 0]], self.basis.ao_loc[shells[:, 1]]
+            buffer, (places,) = self.backend.context.pool.upload([np.stack(rows, axis=1)], self.backend.context.stream)
+            for ket, of_ket in zip(self.forces.with_room_for_h(self.backend, self.kets), highest):
+                self.add(bra, ket, len(ket) - np.searchsorted(of_ket, limits), places, sums)
+            self.backend.context.pool.release(buffer)
+            bra.drop()
+            if report is not None:  # what the device has done of the pieces before
+                if wait is not None:
+                    wait()
+                    report(done)
+                done, wait = len(bra) * bra.pairs.na * bra.pairs.nb, self.backend.mark()
+        found = sums.result(derivative_rows(self.basis.ao_loc))
+        if wait is not None:
+            report(done)
+        return found
+
+    def bras(self, part, parts):
+        """Derivatives by the first shell of all ordered pairs of a part, in pieces, with bounds of each pair."""
+        for number, (this, of_pairs) in enumerate(zip(self.forces.lists, self.forces.bounds)):
+            shells = this.pairs.pairs
+            for own in own_ranges(len(shells), (part + number) % parts, parts):
+                chosen = np.arange(own.start, own.stop)
+                yield from self.pieces(shells[chosen], of_pairs.largest[chosen])
+                chosen = chosen[np.not_equal(*shells[chosen].T)]
+                yield from self.pieces(shells[chosen, ::-1], of_pairs.largest[chosen])
+
+    def pieces(self, shells, bounds):
+        """Prepared derivatives of a list of pairs of shells, in pieces whose H fits the memory, with their bounds."""
+        if len(shells) == 0:
+            return
+        counts = self.basis.nprims[shells].prod(axis=1)
+        most = int(np.argmax(counts))
+        largest = ShellPairs.of_basis(self.basis, shells[most : most + 1], np.array([0, counts[most]])).derived(OF_A)
+        room = int(H_SHARE * self.backend.memory_left()) // self.backend.hermite_bytes(largest)
+        where = even_pieces(len(shells), max(1, room))
+        lists = [shells[piece] for piece in where]
+        for piece, made in zip(where, self.engine.prepare_lists(lists, self.basis, self.cutoff)):
+            yield made.derived(OF_A), bounds[piece]
+
+    def add(self, bra, ket, counts, places, sums):
+        """Adds what the first ones of a list of pairs give the derivatives of a list; `counts`: of each, so many."""
+        context = self.backend.context
+        if 0 in (counts.max(), bra.nprim, ket.nprim):
+            return
+        limits = self.forces.sent(context, counts.astype(np.int32))
+        places = places, first_aos(context, ket, self.basis)
+        most = max(1, self.block_bytes() // (8 * bra.facts.nab * ket.facts.nab))
+        for ij, kl in self.rectangles(counts, most):
+            self.add_block(bra[ij], ket[kl], limits, places, sums)
+
+    def add_block(self, ab, cd, limits, places, sums):
+        """Adds a rectangle, in halves where there is no memory for the whole."""
+        one, other = ab.facts, cd.facts
+        try:
+            block = self.backend.scratch((len(ab), len(cd), one.nab // one.nb, one.nb, other.na, other.nb))
+            block.limit(limits)
+            self.engine.run_steps(ab, cd, block)
+            sums.add(block, ab, cd, places)
+            return
+        except MemoryLimitError:
+            if len(ab) * len(cd) == 1:
+                raise
+        for this in (ab, *self.kets):
+            this.drop()
+        for half in halves(max(ab, cd, key=len)):
+            self.add_block(*((half, cd) if len(ab) >= len(cd) else (ab, half)), limits, places, sums)
+
+    def rectangles(self, counts, most):
+        """Slices of both lists that cover what counts, of at most `most` quartets; in a dry run one of each shape."""
+        pieces = even_pieces(len(counts), max(1, most // int(counts.max())))
+        found = [(ij, kl) for ij in pieces for kl in even_pieces(int(counts[ij].max()), most)]
+        if self.backend.dry:
+            return {(ij.stop - ij.start, kl.stop - kl.start): (ij, kl) for ij, kl in found}.values()
+        return found
+
+    def block_bytes(self):
+        """Most bytes of a block."""
+        return int(min(BLOCK_SHARE * self.backend.memory_left(), BLOCK_BYTES))
+
+    def check_memory(self, densities):
+        """MemoryLimitError, before anything is allocated, if there is no room for matrices and one quartet."""
+        lists = [this.pairs for this in self.kets]
+        most = max(this.nab for this in lists) ** 2
+        if most > MOST_INTEGRALS:
+            raise MemoryLimitError(
+                f"a shell quartet of {self.basis!r} may have {most} integrals, but derivatives of J and K on a GPU "
+                f"take {MOST_INTEGRALS}; use backend='cpu'."
+            )
+        pairs = [(this[:1].derived(OF_A), other[:1]) for this in lists for other in lists]
+        least = max(8 * bra.nab * ket.nab + self.backend.least_workspace(bra, ket) for bra, ket in pairs)
+        sizes = {"densities and sums": DerivativeSums.nbytes(densities), "a shell quartet": least}
+        self.forces.require(self.backend, sizes, "derivatives of J and K")

@@ -1,0 +1,194 @@
+"""`DeviceDerivatives` on the emulated GPU: as on the CPU, whatever is divided, and what it leaves out."""
+
+import numpy as np
+import pytest
+from emulator import running
+from gpu.kernels.test_plain_python import basis_of
+from gpu.test_forces import PLANE
+from molecules import molecule
+
+import md4
+from md4.errors import MemoryLimitError
+from md4.gpu import derivative_matrices
+from md4.gpu.backend import GpuBackend
+
+# Angular momenta, primitives and contracted functions of a few shells, whether they are spherical, and the unit.
+CASES = {
+    "(s, p)": ((0, 1), 1, 1, True, "dmma16"), "(p, s), dmma8": ((1, 0), 1, 1, True, "dmma8"),
+    "(s, p) of two functions": ((0, 1), 2, 2, True, "dmma16"), "(d, p), Cartesian": ((2, 1), 1, 1, False, "dmma16"),
+    "(f, s)": ((3, 0), 1, 1, True, "dmma16"),
+}  # fmt: skip
+SMALL = basis_of((0, 1))
+
+
+def any_matrices(nao, *count):
+    """Without symmetry."""
+    return np.random.default_rng(3).normal(size=(*count, nao, nao))
+
+
+def assert_same(ours, right):
+    """But for rounding errors, relative to the largest element."""
+    for mine, theirs in zip(ours, right, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=3e-15 * abs(theirs).max())
+
+
+def made_by(basis, **options):
+    """The arguments of `DeviceDerivatives.run` for all terms, and a function of them, within `running`."""
+    jk = md4.JK(basis, backend="cuda", direct_scf_tol=0)
+    forces = jk._forces_of_lists(0.0)
+    made = jk.engine.backend.sums.derivatives(jk.engine, forces, 0.0)
+    return made, jk._frame.densities(any_matrices(basis.nao, 1))
+
+
+@pytest.mark.sample("(s, p)")
+@pytest.mark.parametrize("name", CASES)
+def test_matrices(name):
+    """Of two densities without symmetry."""
+    *shells, unit = CASES[name]
+    basis = basis_of(*shells)
+    dm, options = any_matrices(basis.nao, 2), {"direct_scf_tol": 0, "omega": 0.4}
+    with running(unit) as machine:
+        found = md4.JK(basis, backend="cuda", **options).derivative_jk(dm)
+    assert "digest_rows" in machine.kernels
+    assert_same(found, md4.JK(basis, backend="cpu", **options).derivative_jk(dm))
+
+
+def test_j_and_k_alone():
+    basis = basis_of((0, 0))
+    dm = any_matrices(basis.nao)
+    right = md4.JK(basis, backend="cpu", direct_scf_tol=0).derivative_jk(dm)
+    with running():
+        jk = md4.JK(basis, backend="cuda", direct_scf_tol=0)
+        vj, no_vk = jk.derivative_jk(dm, with_k=False)
+        no_vj, vk = jk.derivative_jk(dm, with_j=False)
+        assert jk.derivative_jk(dm, with_j=False, with_k=False) == (None, None)
+    assert no_vj is no_vk is None
+    assert_same((vj, vk), right)
+
+
+def test_rows_of_derivatives():
+    """Those of a shell follow each other: first its functions derived by x, then by y, then by z."""
+    rows = derivative_matrices.derivative_rows(np.array([0, 1, 4]))
+    np.testing.assert_array_equal(rows, [[0, 3, 4, 5], [1, 6, 7, 8], [2, 9, 10, 11]])
+
+
+@pytest.mark.parametrize("name, value", [("BLOCK_BYTES", 1), ("H_SHARE", 1e-12)])
+def test_blocks_and_pieces(name, value, monkeypatch):
+    """A quartet at a time, or a bra pair."""
+    blocks, launch = [], derivative_matrices.launch_digest
+    monkeypatch.setattr(
+        derivative_matrices, "launch_digest", lambda *args: blocks.append(args[1].dims[:2]) or launch(*args)
+    )
+    with running():
+        made, dm = made_by(basis_of((0, 0)))
+        right = made.run(dm, True, True, 0.0)
+        assert blocks == [(3, 3), (1, 3)]  # of both orders
+        monkeypatch.setattr(derivative_matrices, name, value)
+        blocks.clear()
+        assert_same(made.run(dm, True, True, 0.0), right)
+    assert blocks == {"BLOCK_BYTES": [(1, 1)] * 12, "H_SHARE": [(1, 3)] * 4}[name]
+
+
+def test_parts_of_the_terms():
+    """They add up to all, and so does what is reported: all ordered pairs of AOs."""
+    basis, told = basis_of((0, 0, 1)), []
+    with running():
+        made, dm = made_by(basis)
+        parts = [made.run(dm, True, True, 0.0, part, 3, told.append) for part in range(3)]
+        assert sum(told) == basis.nao**2
+        assert all(abs(found).max() > 0 for part in parts for found in part)
+        assert_same([sum(of_all) for of_all in zip(*parts)], made.run(dm, True, True, 0.0))
+
+
+@pytest.mark.parametrize("far", [4.0, 40.0])
+def test_what_is_left_out(far):
+    """Each shell quartet adds less than the tolerance to each element; all of them, if there is none for a pair."""
+    basis = md4.Basis.from_arrays([0, 1, 0], [[0.5]] * 3, [[1.0]] * 3, [[0, 0, 0], [0, 1, 0.5], [far, 0, 0]])
+    dm, tolerance = any_matrices(basis.nao), 1e-2
+    exact = md4.JK(basis, backend="cpu", direct_scf_tol=0).derivative_jk(dm)
+    with running():
+        found = md4.JK(basis, backend="cuda", direct_scf_tol=0).derivative_jk(dm, tolerance=tolerance)
+    errors = [abs(mine - right).max() for mine, right in zip(found, exact)]
+    assert 0 < max(errors) < 9**2 * tolerance
+
+
+@pytest.mark.parametrize("pure", [True, pytest.param(False, marks=pytest.mark.thorough)])
+def test_a_molecule_in_a_plane(pure, monkeypatch):
+    """It is turned, and its matrices are turned back; what is left out adds less than the tolerance to each of them."""
+    monkeypatch.setattr("md4.gpu.part_plans.PLANE_L", 1)
+    mol = molecule(PLANE, {"H": [[0, [1.2, 1.0]]], "O": [[1, [0.9, 1.0]]]}, cart=not pure)
+    dm, limits = any_matrices(mol.nao), []
+    exact = md4.JK(mol, backend="cpu", direct_scf_tol=0).derivative_jk(dm)
+    with running():
+        jk = md4.JK(mol, backend="cuda", direct_scf_tol=0)
+        assert_same(jk.derivative_jk(dm), exact)
+        assert jk._frame.rotation is not None
+        run = derivative_matrices.DeviceDerivatives.run
+        monkeypatch.setattr(
+            derivative_matrices.DeviceDerivatives, "run",
+            lambda self, *args: limits.append(args[3]) or run(self, *args),
+        )  # fmt: skip
+        assert not any(found.any() for found in jk.derivative_jk(dm, tolerance=1e9))
+    assert limits == pytest.approx([1e9 * jk._frame.sharpening / 3**0.5])
+
+
+@pytest.mark.thorough
+def test_little_memory():
+    """It is refused, or enough."""
+    basis = basis_of((0, 1))
+    dm, messages = any_matrices(basis.nao), []
+    right = md4.JK(basis, backend="cpu", direct_scf_tol=0).derivative_jk(dm)
+    with running():
+        for cap in np.geomspace(0.02, 4, 12):
+            try:
+                found = md4.JK(basis, backend="cuda", direct_scf_tol=0, max_memory=cap).derivative_jk(dm)
+            except MemoryLimitError as error:
+                messages.append(str(error))
+            else:
+                break
+    assert_same(found, right)
+    assert messages
+    assert all("raise max_memory" in message for message in messages)
+
+
+def test_a_refusal_within_a_block(monkeypatch):
+    """It is made in halves, without the H matrices that were kept."""
+    blocks, room, launch = [], GpuBackend.r, derivative_matrices.launch_digest
+
+    def refused(backend, ab, cd, block=None):
+        if len(ab) * len(cd) > 2:
+            raise MemoryLimitError("none")
+        return room(backend, ab, cd, block)
+
+    monkeypatch.setattr(
+        derivative_matrices, "launch_digest", lambda *args: blocks.append(args[1].dims[:2]) or launch(*args)
+    )
+    with running():
+        made, dm = made_by(basis_of((0, 0)))
+        right = made.run(dm, True, True, 0.0)
+        monkeypatch.setattr(GpuBackend, "r", refused)
+        blocks.clear()
+        assert_same(made.run(dm, True, True, 0.0), right)
+    assert len(blocks) > 2
+
+
+def test_no_memory(monkeypatch):
+    """It is refused with its size before anything is allocated."""
+    with running():
+        jk = md4.JK(SMALL, backend="cuda")
+        jk._forces_of_lists(0.0)
+        asked = []
+        monkeypatch.setattr(GpuBackend, "memory_left", lambda backend: 1000)
+        for method in ("get", "fresh", "room"):
+            monkeypatch.setattr(f"md4.gpu.pool.Pool.{method}", lambda *args: asked.append(args))
+        message = r"^derivatives of J and K of Basis\(.* take at least .*B, but 1 kB may be used; raise max_memory\.$"
+        with pytest.raises(MemoryLimitError, match=message):
+            jk.derivative_jk(np.eye(SMALL.nao), tolerance=0)
+    assert not asked
+
+
+def test_too_many_integrals(monkeypatch):
+    """Of a quartet, whose numbers kernels count in 32 bits."""
+    monkeypatch.setattr(derivative_matrices, "MOST_INTEGRALS", 80)
+    with running(), pytest.raises(MemoryLimitError, match=r"may have 81 integrals, .* take 80; use"):
+        md4.JK(SMALL, backend="cuda").derivative_jk(np.eye(SMALL.nao))
