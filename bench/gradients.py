@@ -3,6 +3,7 @@
     python bench/gradients.py --csv bench/results/gradients.csv     the table
     python bench/gradients.py --systems 27waters/cc-pvtz            parts of it, or others
     python bench/gradients.py --kinds jk j                          J without K as well, as for functionals such as PBE
+    python bench/gradients.py --kinds matrices                      the same forces from derivatives of J and K
     python bench/gradients.py --fitted                              by density fitting
     python bench/gradients.py --backend cpu --no-peer --pyscf --systems water/cc-pvtz       without a GPU
 
@@ -21,7 +22,8 @@ of any component from md4's forces, in Hartree/Bohr. 'Tolerance' is md4's own, '
 of the error by the quartets that it left out (`Statistics`). By density fitting, a build is one of `md4.DF` and of
 GPU4PySCF's `DF`, whose tensors are there, the density is that of `bench/peers.py`, which both are given with its
 orbitals, and there are no bounds. GPU4PySCF has the direct_scf_tol of both builds, 1e-13,
-and no forces of shells above g: 'none'. PySCF (--pyscf) is called once, for its derivatives of J and K.
+and no forces of shells above g: 'none'. With the kind 'matrices' md4's forces are made of `JK.derivative_jk`, which
+has no bounds, and GPU4PySCF is left out. PySCF (--pyscf) is called once, for its derivatives of J and K.
 """
 
 import argparse
@@ -49,7 +51,7 @@ SYSTEMS = [
     "benzene/cc-pv5z", "tamoxifen/def2-tzvpp",
 ]  # fmt: skip
 FITTED_SYSTEMS = ["27waters/cc-pvtz", "8waters/cc-pvqz"]
-EXCHANGE = {"jk": 1.0, "j": 0.0}  # kinds, with the factor of the exchange energy
+EXCHANGE = {"jk": 1.0, "j": 0.0, "matrices": 1.0}  # kinds, with the factor of the exchange energy
 STEP = 1e-3  # by which the factors of the densities differ
 TIMED = "build", "gradient", "peer_build", "peer_gradient"
 COLUMNS = (
@@ -61,7 +63,13 @@ COLUMNS = (
 
 def by_md4(jk, kind):
     """(build, gradient), functions of a density."""
-    return lambda dm: jk.get_jk(dm, with_k=kind == "jk"), lambda dm: jk.gradient(dm, exchange=EXCHANGE[kind])
+
+    def gradient(dm):
+        if kind == "matrices":
+            return forces_of(jk.mol, dm, *jk.derivative_jk(dm))
+        return jk.gradient(dm, exchange=EXCHANGE[kind])
+
+    return lambda dm: jk.get_jk(dm, with_k=kind != "j"), gradient
 
 
 def by_gpu4pyscf(mf, kind):
@@ -112,7 +120,11 @@ def scaled(dm, factor):
 def forces_by_pyscf(mol, dm, kind):
     """Shape (natm, 3), in Hartree/Bohr."""
     gradients = grad.RHF(mol.RHF())
-    vj, vk = gradients.get_jk(mol, dm) if kind == "jk" else (gradients.get_j(mol, dm), 0.0)
+    return forces_of(mol, dm, *(gradients.get_jk(mol, dm) if kind != "j" else (gradients.get_j(mol, dm), 0.0)))
+
+
+def forces_of(mol, dm, vj, vk):
+    """The same from derivatives of J and K, shapes (3, nao, nao)."""
     of_aos = 2 * np.einsum("xij,ij->xi", vj - vk / 2, dm)
     return np.array([of_aos[:, first:last].sum(axis=1) for *_, first, last in mol.aoslice_by_atom()])
 
@@ -181,8 +193,9 @@ class Measurement:
             columns = timed("build", build, self.dm, self.args.repeats)[0]
             self.tell(kind, columns | {"machine": machine})
             columns, self.forces[kind] = timed("gradient", gradient, self.dm, self.args.repeats)
-            columns |= {"ratio": columns["gradient"] / self.rows[kind]["build"], "tolerance": FACTOR * TOLERANCE}
-            if not self.args.fitted:
+            tolerance = TOLERANCE if kind == "matrices" else FACTOR * TOLERANCE
+            columns |= {"ratio": columns["gradient"] / self.rows[kind]["build"], "tolerance": tolerance}
+            if not self.args.fitted and kind != "matrices":
                 columns |= {"error_bound": jk.stats.error_bound, "error_estimate": jk.stats.error_estimate}
             self.tell(kind, columns)
         return backend.name
@@ -191,7 +204,7 @@ class Measurement:
         """GPU4PySCF, which may raise anything; then its columns are empty, and the note says why."""
         mf = peer.scf.RHF(self.mol).set(direct_scf_tol=TOLERANCE)
         mf = mf.density_fit(auxbasis=self.auxbasis) if self.args.fitted else mf
-        for kind in self.args.kinds:
+        for kind in [kind for kind in self.args.kinds if kind != "matrices"]:
             try:
                 build, gradient = fitted_by_gpu4pyscf(peer, mf, kind) if self.args.fitted else by_gpu4pyscf(mf, kind)
                 columns, forces = timed("peer_gradient", gradient, self.dm, self.args.repeats)
@@ -238,7 +251,7 @@ def rows_of(name, argv, limit):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--systems", nargs="+", metavar="SYSTEM", help=NAMES)
-    parser.add_argument("--kinds", nargs="+", choices=[*EXCHANGE], default=["jk"], help="J and K, or J alone")
+    parser.add_argument("--kinds", nargs="+", choices=[*EXCHANGE], default=["jk"], help="J and K, J alone, or matrices")
     parser.add_argument("--fitted", action="store_true", help="by density fitting, with the JKFIT set of the basis")
     parser.add_argument("--repeats", type=int, default=5, help="timed calls at most (%(default)s)")
     parser.add_argument("--limit-s", type=float, default=180, help="seconds of a system at most (%(default)g)")
@@ -251,6 +264,8 @@ def main(argv=None):
     args = parser.parse_args(argv)
     if args.fitted and args.pyscf:
         parser.error("--pyscf is for forces without density fitting.")
+    if args.fitted and "matrices" in args.kinds:
+        parser.error("matrices are made without density fitting.")
     args.systems = args.systems or (FITTED_SYSTEMS if args.fitted else SYSTEMS)
     systems, rows = [System.parse(name) for name in args.systems], []
     if args.inside:

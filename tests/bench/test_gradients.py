@@ -66,10 +66,10 @@ FITTED = SimpleNamespace(
 def measured(tmp_path):
     """Rows by kind, and what a process leaves to the one that waits for it."""
 
-    def measure(peer, fitted=False):
+    def measure(peer, fitted=False, kinds=("jk", "j")):
         file = tmp_path / "rows.json"
         args = SimpleNamespace(
-            kinds=["jk", "j"], backend="cpu", repeats=2, pyscf=not fitted, fitted=fitted, inside=file
+            kinds=kinds, backend="cpu", repeats=2, pyscf=not fitted, fitted=fitted, inside=file
         )
         made = gradients.Measurement(System("water", "cc-pvdz" if fitted else "sto-3g"), args)
         made.measure(peer, "GPU4PySCF 1.9")
@@ -103,6 +103,15 @@ def test_density_fitting(measured):
         assert row["peer_build"] > 0
         assert row["error_bound"] == row["pyscf"] == row["note"] == ""
         assert row["tolerance"] == 1e-12
+
+
+def test_matrices(measured):
+    """The same forces, without bounds and without GPU4PySCF."""
+    (row,) = measured(PEER, kinds=["matrices"])[0].values()
+    assert row["pyscf_difference"] < 1e-11
+    assert row["gradient"] > 0
+    assert row["error_bound"] == row["peer_gradient"] == row["note"] == ""
+    assert row["tolerance"] == 1e-13
 
 
 def test_wrong_forces_are_found(measured, monkeypatch):
