@@ -2,29 +2,34 @@
 
     J^x_ij = sum_kl (d/dA_x i j|kl) D_lk          K^x_il = sum_jk (d/dA_x i j|kl) D_jk
 
-Blocks of integrals are made of derivatives of ordered pairs of shells, (i, j) and (j, i), by i, with the lists of pairs
-of J and K, and digested by the kernel that digests blocks of J and K (`md4.gpu.kernels.digest_rows`). To the kernel a
-block has bra pairs ab of n_x n_i functions a, the derivatives of i one after the other, and n_j functions b. It adds
+**J** is made in the Hermite basis as J alone is (`md4.gpu.hermite_coulomb`): J^x_ij = sum_p H^{A_x}[ij, p] J_p.
 
-    X_ac += (ab|cd) D_bd       X_ad += (ab|cd) D_bc       Y_ab += (ab|cd) (D_cd + D_dc)
+**K** is digested from blocks of integrals. They are made of derivatives of ordered pairs of shells, (i, j) and (j, i),
+by i, with the lists of pairs of J and K, and digested by the kernel that digests blocks of J and K
+(`md4.gpu.kernels.digest_rows`). To the kernel a block has bra pairs ab of n_x n_i functions a, the derivatives of i one
+after the other, and n_j functions b. It adds
+
+    X_ac += (ab|cd) D_bd       X_ad += (ab|cd) D_bc
 
 and the same with a and b exchanged, which nobody wants. So the derivatives have rows of their own, below those of the
-AOs: X and Y have four rows for each AO, the last three of which are K and J.
+AOs: X has four rows for each AO, the last three of which are K.
 """
 
+from itertools import combinations_with_replacement
 from math import sqrt
 
 import numpy as np
 
 from md4.errors import MemoryLimitError
 from md4.gpu.digest import halves
-from md4.gpu.hermite_coulomb import first_aos
+from md4.gpu.forces import product_rule
+from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
 from md4.gpu.kernels.digestion import launch_digest
 from md4.method.derivatives import OF_A
 from md4.plan import even_pieces, own_ranges
 from md4.shells.shell_pairs import ShellPairs
 
-# Rows of X and Y for each AO.
+# Rows of X for each AO.
 ROWS = 4
 # A block of integrals takes at most this share of the memory that may be used, and at most so many bytes.
 BLOCK_SHARE, BLOCK_BYTES = 0.15, 2 << 30
@@ -35,69 +40,54 @@ H_SHARE = 0.1
 
 
 def derivative_rows(ao_loc):
-    """The row of X and Y of each derivative and AO, shape (3, nao), counted from the first derivative."""
+    """The row of X of each derivative and AO, shape (3, nao), counted from the first derivative."""
     counts = np.diff(ao_loc)
     first, count = np.repeat(ao_loc[:-1], counts), np.repeat(counts, counts)
     return 2 * first + np.arange(ao_loc[-1]) + np.arange(3)[:, None] * count
 
 
-class DerivativeSums:
-    """X and Y of some densities in device memory.
+class ExchangeSums:
+    """X of some densities in device memory.
 
     Parameters
     ----------
     context : md4.gpu.context.DeviceContext
     densities : ndarray, shape (n, nao, nao)
-    with_j, with_k : bool
 
     Attributes
     ----------
-    counts : tuple of int
-        Matrices X, and matrices Y, of one density.
     matrices : list of tuple
         Of each density, what `md4.gpu.kernels.digestion.launch_digest` takes.
     """
 
-    def __init__(self, context, densities, with_j, with_k):
-        count, self.nao = len(densities), densities.shape[-1]
-        self.context, self.counts, square = context, (int(with_k), int(with_j)), self.nao**2
-        # D + D^T of the pairs ab is read, too, below the last matrix, and is of no use
-        inputs, sums = (count + ROWS - 1) * square, count * ROWS * square
-        self.buffer = context.pool.get(2 * (inputs + sums))
+    def __init__(self, context, densities):
+        count, self.context, self.nao = len(densities), context, densities.shape[-1]
+        # D of derivatives is read, too, below the last matrix, and is of no use
+        inputs, sums, square = (count + ROWS - 1) * self.nao**2, count * ROWS * self.nao**2, self.nao**2
+        self.buffer = context.pool.get(inputs + sums)
         context.clear(self.buffer)
-        d, twice, x, y = (
-            self.buffer.part(first, (size,))
-            for first, size in ((0, inputs), (inputs, inputs), (2 * inputs, sums), (2 * inputs + sums, sums))
-        )
-        context.copy_in(d.pointer, np.ascontiguousarray(densities))
-        context.copy_in(twice.pointer, np.ascontiguousarray(densities + densities.transpose(0, 2, 1)))
-        size = (ROWS * square,)
-        self.matrices = [
-            (d.part(n * square, size), x.part(n * ROWS * square, size), twice.part(n * square, size),
-             y.part(n * ROWS * square, size))
-            for n in range(count)
-        ]  # fmt: skip
+        context.copy_in(self.buffer.pointer, np.ascontiguousarray(densities))
+        places = [(n * square, inputs + n * ROWS * square) for n in range(count)]
+        pairs = [[self.buffer.part(first, (ROWS * square,)) for first in both] for both in places]
+        self.matrices = [(d, x, d, x) for d, x in pairs]
 
     @staticmethod
     def nbytes(densities):
         """Bytes for as many densities of the same size."""
-        return 16 * (len(densities) * (ROWS + 1) + ROWS - 1) * densities.shape[-1] ** 2
+        return 8 * (len(densities) * (ROWS + 1) + ROWS - 1) * densities.shape[-1] ** 2
 
     def add(self, block, ab, cd, places):
         """Adds a block of two slices of lists, whose first rows or AOs are `places`."""
         for matrices in self.matrices:
-            launch_digest(self.context, block, ab, cd, places, False, matrices, self.counts, self.nao)
+            launch_digest(self.context, block, ab, cd, places, False, matrices, (1, 0), self.nao)
 
     def result(self, rows):
-        """(J, K), each of the shape (n, 3, nao, nao), from `derivative_rows`; zeros where it is not wanted."""
-        found = []
-        for which, wanted in ((3, self.counts[1]), (1, self.counts[0])):
-            of_all = np.zeros((len(self.matrices), (ROWS - 1) * self.nao, self.nao))
-            for matrices, out in zip(self.matrices, of_all) if wanted else ():
-                self.context.copy_out(out, matrices[which].part(self.nao**2, (out.size,)).pointer)
-            found.append(of_all[:, rows])
+        """K, shape (n, 3, nao, nao), by `derivative_rows`."""
+        found = np.empty((len(self.matrices), (ROWS - 1) * self.nao, self.nao))
+        for (_, x, *_), out in zip(self.matrices, found):
+            self.context.copy_out(out, x.part(self.nao**2, (out.size,)).pointer)
         self.context.pool.release(self.buffer)
-        return found
+        return found[:, rows]
 
 
 class DeviceDerivatives:
@@ -118,12 +108,30 @@ class DeviceDerivatives:
         self.cutoff, self.kets = cutoff, [this.prepared for this in forces.lists]
 
     def run(self, densities, with_j, with_k, tolerance, part=0, parts=1, report=None):
-        """As `md4.cpu.derivative_matrices.HostDerivatives.run`."""
-        self.check_memory(densities)
-        sums = DerivativeSums(self.backend.context, densities, with_j, with_k)
+        """As `md4.cpu.derivative_matrices.HostDerivatives.run`; what takes long is K."""
+        self.check_memory(densities, with_j, with_k)
+        given, nothing = (densities, tolerance, part, parts), np.zeros((len(densities), 3, *densities.shape[1:]))
+        vj = self.coulomb(*given) if with_j else nothing
+        return vj, self.exchange(*given, report) if with_k else nothing
+
+    def coulomb(self, densities, tolerance, part, parts):
+        """J^x_ij = sum_p H^{A_x}[ij, p] J_p, with the J_p of J alone."""
+        shells, twice = np.concatenate([this.pairs.pairs for this in self.kets]), densities + densities.swapaxes(1, 2)
+        norms = self.forces.norms(twice / 2).max(axis=0)
+        own, largest = (np.concatenate([getattr(of, name) for of in self.forces.bounds]) for name in ("own", "largest"))
+        rule = product_rule(tolerance, shells, largest, own * norms[shells[:, 0], shells[:, 1]], norms)
+        target = DeviceCoulomb(self.backend, self.basis, twice, rule, self.kets, more=1)
+        target.load(self.forces.with_room_for_h(self.backend, self.kets))
+        for l_ket, l_bra in combinations_with_replacement(sorted(target.degrees), 2):
+            target.add(l_bra, l_ket, part, parts)
+        return target.collect_derivatives(self.kets)
+
+    def exchange(self, densities, tolerance, part, parts, report):
+        """K from blocks of integrals of derivatives."""
+        sums = ExchangeSums(self.backend.context, densities)
         # the largest bound from each pair to the end of its list, the last one first
         highest = [np.maximum.accumulate(this.exact[::-1]) for this in self.forces.lists]
-        # as on the CPU: an element of J has a factor 2 sqrt(n) |D_cd|, and |D_cd| is n max|D| at most
+        # as on the CPU: |D_cd| of a block is n max|D| at most
         widest = int(np.diff(self.basis.ao_loc).max())
         scale, done, wait = 2 * widest * sqrt(widest) * abs(densities).max(), 0, None
         for bra, bounds in self.bras(part, parts):
@@ -209,16 +217,22 @@ class DeviceDerivatives:
         """Most bytes of a block."""
         return int(min(BLOCK_SHARE * self.backend.memory_left(), BLOCK_BYTES))
 
-    def check_memory(self, densities):
-        """MemoryLimitError, before anything is allocated, if there is no room for matrices and one quartet."""
-        lists = [this.pairs for this in self.kets]
+    def check_memory(self, densities, with_j, with_k):
+        """MemoryLimitError, before anything is allocated, if there is no room for matrices and one list or quartet."""
+        lists, made, needs = [this.pairs for this in self.kets], "derivatives of J and K", []
         most = max(this.nab for this in lists) ** 2
-        if most > MOST_INTEGRALS:
+        if with_k and most > MOST_INTEGRALS:
             raise MemoryLimitError(
-                f"a shell quartet of {self.basis!r} may have {most} integrals, but derivatives of J and K on a GPU "
-                f"take {MOST_INTEGRALS}; use backend='cpu'."
+                f"a shell quartet of {self.basis!r} may have {most} integrals, but derivatives of K on a GPU take "
+                f"{MOST_INTEGRALS}; use backend='cpu'."
             )
-        pairs = [(this[:1].derived(OF_A), other[:1]) for this in lists for other in lists]
-        least = max(8 * bra.nab * ket.nab + self.backend.least_workspace(bra, ket) for bra, ket in pairs)
-        sizes = {"densities and sums": DerivativeSums.nbytes(densities), "a shell quartet": least}
-        self.forces.require(self.backend, sizes, "derivatives of J and K")
+        if with_j:
+            h = max(self.backend.hermite_bytes(this.derived(OF_A[:1])) for this in lists)
+            sums = self.forces.coulomb_bytes(len(densities))
+            needs.append({"densities and sums": 64 * densities.size, "Hermite functions": sums, "H of one list": h})
+        if with_k:
+            pairs = [(this[:1].derived(OF_A), other[:1]) for this in lists for other in lists]
+            least = max(8 * bra.nab * ket.nab + self.backend.least_workspace(bra, ket) for bra, ket in pairs)
+            needs.append({"densities and sums": ExchangeSums.nbytes(densities), "a shell quartet": least})
+        for need in needs:
+            self.forces.require(self.backend, need, made)

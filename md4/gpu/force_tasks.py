@@ -179,14 +179,16 @@ class ForceTasks:
 
     def check_memory_for_coulomb(self, backend):
         """As `check_memory`, of J alone."""
-        matrices, sums, h, z = 16 * self.basis.nao**2, 0, 0, 0
-        for this in self.lists:
-            pairs = this.pairs
-            sums += pairs.nprim * (16 * row_width(pairs.l + 1, True) + 60) + 32 * len(pairs)
-            h = max(h, backend.hermite_bytes(pairs))
-            z = max(z, this.prepared.facts.max_prim * z_bytes(this.prepared))
+        matrices, sums = 16 * self.basis.nao**2, self.coulomb_bytes(1)
+        h = max(backend.hermite_bytes(this.pairs) for this in self.lists)
+        z = max(this.prepared.facts.max_prim * z_bytes(this.prepared) for this in self.lists)
         of = {"densities": matrices, "Hermite functions": sums, "the H matrices of one list": h, "a shell pair": z}
         self.require(backend, of)
+
+    def coulomb_bytes(self, densities):
+        """Bytes of D and J of so many densities in the Hermite basis, of one degree more than pairs have."""
+        every = [this.pairs for this in self.lists]
+        return sum(p.nprim * (16 * densities * row_width(p.l + 1, True) + 60) + 32 * len(p) for p in every)
 
     def require(self, backend, sizes, made="gradients"):
         """MemoryLimitError if bytes, by what they are of, do not fit when H of all lists has been given back."""

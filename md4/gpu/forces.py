@@ -96,6 +96,13 @@ class Counts(NamedTuple):
     of_warps: list
 
 
+def product_rule(tolerance, shells, derivative, own, norms):
+    """The `md4.plan.QuartetRule` for bounds that are `derivative` of one pair times `own` of the other one."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        ratios = np.where(derivative > 0, own / derivative, 0.0)
+    return QuartetRule(tolerance, shells, derivative, derivative, ratios, norms, np.zeros(0, dtype=np.int32))
+
+
 class DeviceForces(ForceTasks):
     """Derivatives of sums over all quartets by the centres of the shells; see `md4.cpu.forces.HostForces`.
 
@@ -223,10 +230,9 @@ class DeviceForces(ForceTasks):
         order = np.sort(own)
         with np.errstate(divide="ignore", invalid="ignore"):
             limits = np.where(derivative > 0, tolerance * (1 + ROUNDING) / derivative, np.inf)
-            ratios = np.where(derivative > 0, own / derivative, 0.0)
         left = np.searchsorted(order, limits) if tolerance > 0 else np.zeros(len(own), dtype=np.int64)
         sums = (np.append(0, np.cumsum(order**n))[left] @ derivative**n for n in (1, 2))
-        rule = QuartetRule(tolerance, shells, derivative, derivative, ratios, norms, np.zeros(0, dtype=np.int32))
+        rule = product_rule(tolerance, shells, derivative, own, norms)
         return rule, len(own) ** 2 - int(left.sum()), np.array([*sums])
 
     def norms(self, densities):

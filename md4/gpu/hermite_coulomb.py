@@ -22,6 +22,7 @@ from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE, extent, has_range_of_single, largest_single_exponent
 from md4.gpu.pair_order import PairOrder, overlap, part_of_order, rows_together
 from md4.gpu.r_layout import r_stride
+from md4.method.derivatives import OF_A, OF_B
 from md4.plan import chunks
 
 SINGLE_RATIO = 1e5  # quartets below this many tolerances are computed in single precision; 0: none
@@ -266,6 +267,31 @@ class DeviceCoulomb:
             for sums, y in zip(degree.sums, self.matrices(self.y)):
                 launch_hermite_sums(context, this, h, ao, sums, self.shape[1], self.places[this], self.axis, y)
         self.forget()
+
+    def collect_derivatives(self, lists):
+        """J of derivatives of each density on the host, shape (n, 3, nao, nao), from J_p of one degree more.
+
+        From a pair ab the derivatives by A belong to row a, those by B to row b.
+        """
+        context, (count, nao, _) = self.backend.context, self.shape
+        found = np.empty((2, 3, count, nao, nao))
+        room, size = context.pool.get(found.size), nao**2
+        context.clear(room)
+        for this in lists:
+            if this.nprim == 0:
+                continue
+            ao, degree = first_aos(context, this, self.basis), self.degrees[self.degree_of(this)]
+            for number, derivative in enumerate(OF_A + OF_B):
+                derived = this.derived((derivative,))
+                h = derived.h(KET_BLOCKS).array
+                for n, sums in enumerate(degree.sums):
+                    y = room.part((number * count + n) * size, (size,))
+                    launch_hermite_sums(context, derived, h, ao, sums, nao, self.places[this], self.axis, y)
+        self.forget()
+        context.copy_out(found, room.pointer)
+        for buffer in (room, self.buffer):
+            context.pool.release(buffer)
+        return (found[0] + found[1].swapaxes(-1, -2)).swapaxes(0, 1)
 
     def forget(self):
         """Gives back the memory of what `order` has made."""
