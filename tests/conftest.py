@@ -53,13 +53,18 @@ def pytest_configure(config):
         warmup.allowed_jobs, warmup.WORTH_PROCESSES = processors, MANY_KERNELS
 
 
+def checked_share(text):
+    """(K, N) of K/N."""
+    share, shares = map(int, text.split("/"))
+    if not 1 <= share <= shares:
+        raise ValueError
+    return share, shares
+
+
 def pytest_addoption(parser):
     parser.addoption("--races", action="store_true", help="the emulated GPU looks for races in all tests")
     parser.addoption("--costs", action="store_true", help="tests that take long must be `thorough`")
-    parser.addoption(
-        "--share", type=lambda text: tuple(map(int, text.split("/"))), metavar="K/N",
-        help="the K-th of N shares of all tests, K from 1 to N",
-    )  # fmt: skip
+    parser.addoption("--share", type=checked_share, metavar="K/N", help="the K-th of N shares of all tests")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -27,7 +27,7 @@ from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
 from md4.gpu.kernels.digestion import launch_digest
 from md4.method.derivatives import OF_A
 from md4.plan import even_pieces, own_ranges
-from md4.shells.shell_pairs import ShellPairs
+from md4.shells.shell_pairs import ShellPairs, ordered_pairs
 
 # Rows of X for each AO.
 ROWS = 4
@@ -112,7 +112,11 @@ class DeviceDerivatives:
         self.check_memory(densities, with_j, with_k)
         given, nothing = (densities, tolerance, part, parts), np.zeros((len(densities), 3, *densities.shape[1:]))
         vj = self.coulomb(*given) if with_j else nothing
-        return vj, self.exchange(*given, report) if with_k else nothing
+        if with_k:
+            return vj, self.exchange(*given, report)
+        if report is not None:
+            report(sum(ordered_pairs(this.pairs) for this in self.kets) / parts)
+        return vj, nothing
 
     def coulomb(self, densities, tolerance, part, parts):
         """J^x_ij = sum_p H^{A_x}[ij, p] J_p, with the J_p of J alone."""
@@ -227,12 +231,13 @@ class DeviceDerivatives:
                 f"{MOST_INTEGRALS}; use backend='cpu'."
             )
         if with_j:
-            h = max(self.backend.hermite_bytes(this.derived(OF_A[:1])) for this in lists)
-            sums = self.forces.coulomb_bytes(len(densities))
-            needs.append({"densities and sums": 64 * densities.size, "Hermite functions": sums, "H of one list": h})
+            h, sums = DeviceCoulomb.derived_bytes(self.backend, self.kets), self.forces.coulomb_bytes(len(densities))
+            # buffers are rounded up by an eighth at most
+            matrices, sums = 72 * densities.size, sums * 9 // 8
+            needs.append({"densities and sums": matrices, "Hermite functions": sums, "H of one list": h})
         if with_k:
             pairs = [(this[:1].derived(OF_A), other[:1]) for this in lists for other in lists]
             least = max(8 * bra.nab * ket.nab + self.backend.least_workspace(bra, ket) for bra, ket in pairs)
-            needs.append({"densities and sums": ExchangeSums.nbytes(densities), "a shell quartet": least})
+            needs.append({"densities and sums": ExchangeSums.nbytes(densities) * 9 // 8, "a shell quartet": least})
         for need in needs:
             self.forces.require(self.backend, need, made)

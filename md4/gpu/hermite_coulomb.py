@@ -118,7 +118,7 @@ class DeviceCoulomb:
     lists : list of md4.engine.PreparedPairs
         All lists, in the order of the rule's tables.
     more : int
-        J_p, and zeros of D_p, are of so much higher a degree than the pairs are: 1 for gradients.
+        J_p, and zeros of D_p, are of so much higher a degree than the pairs are: 1 for derivatives.
     """
 
     def __init__(self, backend, basis, twice, rule, lists, more=0):
@@ -274,24 +274,32 @@ class DeviceCoulomb:
         From a pair ab the derivatives by A belong to row a, those by B to row b.
         """
         context, (count, nao, _) = self.backend.context, self.shape
-        found = np.empty((2, 3, count, nao, nao))
-        room, size = context.pool.get(found.size), nao**2
+        found, size = np.empty((2, 3, count, nao, nao)), nao**2
+        if found.nbytes + self.derived_bytes(self.backend, lists) > self.backend.memory_left():
+            for this in lists:  # whose H has served
+                this.drop()
+        room = context.pool.get(found.size)
         context.clear(room)
         for this in lists:
             if this.nprim == 0:
                 continue
             ao, degree = first_aos(context, this, self.basis), self.degrees[self.degree_of(this)]
             for number, derivative in enumerate(OF_A + OF_B):
-                derived = this.derived((derivative,))
-                h = derived.h(KET_BLOCKS).array
+                derived = this.derived((derivative,))  # and the one before, with its H, is gone
                 for n, sums in enumerate(degree.sums):
-                    y = room.part((number * count + n) * size, (size,))
-                    launch_hermite_sums(context, derived, h, ao, sums, nao, self.places[this], self.axis, y)
+                    h, y = derived.h(KET_BLOCKS), room.part((number * count + n) * size, (size,))
+                    launch_hermite_sums(context, derived, h.array, ao, sums, nao, self.places[this], self.axis, y)
+                h = None
         self.forget()
         context.copy_out(found, room.pointer)
         for buffer in (room, self.buffer):
             context.pool.release(buffer)
         return (found[0] + found[1].swapaxes(-1, -2)).swapaxes(0, 1)
+
+    @staticmethod
+    def derived_bytes(backend, lists):
+        """Bytes of H of one derivative of the list for which it is the largest, rounded up as buffers are."""
+        return max(backend.hermite_bytes(this.pairs.derived(OF_A[:1])) for this in lists) * 9 // 8
 
     def forget(self):
         """Gives back the memory of what `order` has made."""
