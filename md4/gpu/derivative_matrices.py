@@ -31,8 +31,6 @@ from md4.shells.shell_pairs import ShellPairs, ordered_pairs
 
 # Rows of X for each AO.
 ROWS = 4
-# A block of integrals takes at most this share of the memory that may be used, and at most so many bytes.
-BLOCK_SHARE, BLOCK_BYTES = 0.15, 2 << 30
 # Integrals that a shell quartet may have: of three derivatives their numbers are int32, and so are bytes of a row b.
 MOST_INTEGRALS = (1 << 28) - 1
 # Share of the memory that may be used, of the H matrices of a piece of a list of derivatives, in one form.
@@ -188,7 +186,7 @@ class DeviceDerivatives:
             return
         limits = self.forces.sent(context, counts.astype(np.int32))
         places = places, first_aos(context, ket, self.basis)
-        most = max(1, self.block_bytes() // (8 * bra.facts.nab * ket.facts.nab))
+        most = max(1, self.backend.block_bytes() // (8 * bra.facts.nab * ket.facts.nab))
         for ij, kl in self.rectangles(counts, most):
             self.add_block(bra[ij], ket[kl], limits, places, sums)
 
@@ -216,10 +214,6 @@ class DeviceDerivatives:
         if self.backend.dry:
             return {(ij.stop - ij.start, kl.stop - kl.start): (ij, kl) for ij, kl in found}.values()
         return found
-
-    def block_bytes(self):
-        """Most bytes of a block."""
-        return int(min(BLOCK_SHARE * self.backend.memory_left(), BLOCK_BYTES))
 
     def check_memory(self, densities, with_j, with_k):
         """MemoryLimitError, before anything is allocated, if there is no room for matrices and one list or quartet."""

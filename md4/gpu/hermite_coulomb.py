@@ -287,9 +287,10 @@ class DeviceCoulomb:
             for number, derivative in enumerate(OF_A + OF_B):
                 derived = this.derived((derivative,))  # and the one before, with its H, is gone
                 for n, sums in enumerate(degree.sums):
-                    h, y = derived.h(KET_BLOCKS), room.part((number * count + n) * size, (size,))
-                    launch_hermite_sums(context, derived, h.array, ao, sums, nao, self.places[this], self.axis, y)
-                h = None
+                    y = room.part((number * count + n) * size, (size,))
+                    launch_hermite_sums(
+                        context, derived, derived.h(KET_BLOCKS).array, ao, sums, nao, self.places[this], self.axis, y
+                    )  # fmt: skip
         self.forget()
         context.copy_out(found, room.pointer)
         for buffer in (room, self.buffer):

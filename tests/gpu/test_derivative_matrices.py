@@ -72,7 +72,7 @@ def test_rows_of_derivatives():
     np.testing.assert_array_equal(rows, [[0, 3, 4, 5], [1, 6, 7, 8], [2, 9, 10, 11]])
 
 
-@pytest.mark.parametrize("name, value", [("BLOCK_BYTES", 1), ("H_SHARE", 1e-12)])
+@pytest.mark.parametrize("name, value", [("backend.BLOCK_BYTES", 1), ("derivative_matrices.H_SHARE", 1e-12)])
 def test_blocks_and_pieces(name, value, monkeypatch):
     """A quartet at a time, or a bra pair."""
     blocks, launch = [], derivative_matrices.launch_digest
@@ -83,10 +83,10 @@ def test_blocks_and_pieces(name, value, monkeypatch):
         made, dm = made_by(basis_of((0, 0)))
         right = made.run(dm, True, True, 0.0)
         assert blocks == [(3, 3), (1, 3)]  # of both orders
-        monkeypatch.setattr(derivative_matrices, name, value)
+        monkeypatch.setattr(f"md4.gpu.{name}", value)
         blocks.clear()
         assert_same(made.run(dm, True, True, 0.0), right)
-    assert blocks == {"BLOCK_BYTES": [(1, 1)] * 12, "H_SHARE": [(1, 3)] * 4}[name]
+    assert blocks == ([(1, 1)] * 12 if "BLOCK" in name else [(1, 3)] * 4)
 
 
 def test_parts_of_the_terms():
@@ -177,21 +177,6 @@ def test_a_refusal_within_a_block(monkeypatch):
         blocks.clear()
         assert_same(made.run(dm, True, True, 0.0), right)
     assert len(blocks) > 2
-
-
-def test_no_memory(monkeypatch):
-    """It is refused with its size before anything is allocated."""
-    with running():
-        jk = md4.JK(SMALL, backend="cuda")
-        jk._forces_of_lists(0.0)
-        asked = []
-        monkeypatch.setattr(GpuBackend, "memory_left", lambda backend: 1000)
-        for method in ("get", "fresh", "room"):
-            monkeypatch.setattr(f"md4.gpu.pool.Pool.{method}", lambda *args: asked.append(args))
-        message = r"^derivatives of J and K of .* take at least .*B \(.*\), but 1 kB may be used; raise max_memory\.$"
-        with pytest.raises(MemoryLimitError, match=message):
-            jk.derivative_jk(np.eye(SMALL.nao), tolerance=0)
-    assert not asked
 
 
 def test_too_many_integrals(monkeypatch):

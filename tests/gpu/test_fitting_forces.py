@@ -35,8 +35,9 @@ CASES = {
     "(ps|spd), dmma8": Case((1, 0), (0, 1, 2), unit="dmma8"),
     "(ds|fg)": Case((2, 0), (3, 4)), "(sp|sd) of two functions, K = 4": Case((0, 1), (0, 2), 2, 2),
     "(pd|spd), Cartesian": Case((1, 2), (0, 1, 2), pure=False), "(ss|hs)": Case((0, 0), (5, 0)),
-    "(fs|p)": Case((3, 0), (1,)),
+    "(fs|p)": Case((3, 0), (1,)), "(fs|pd)": Case((3, 0), (1, 2)), "(fs|pd), dmma8": Case((3, 0), (1, 2), unit="dmma8"),
 }  # fmt: skip
+SLOW = "(fs|pd)", "(fs|pd), dmma8"
 SMALL = Case((1, 0), (0, 1, 0))
 
 
@@ -91,7 +92,7 @@ def way(request, monkeypatch):
 
 @pytest.mark.races
 @pytest.mark.sample("*-(ps|sp)")
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CASES])
 def test_shells(name, way):
     """Each row is the derivative by the centre of a shell, the last one by that of the unit function."""
     tables = Tables(CASES[name])

@@ -121,7 +121,9 @@ def test_a_molecule():
 
 
 @pytest.mark.sample("p-True")
-@pytest.mark.parametrize("highest, pure", [("p", True), ("p", False), ("f", True)])
+@pytest.mark.parametrize("highest, pure", [
+    ("p", True), ("p", False), ("f", True), pytest.param("f", False, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_molecule_in_a_plane(highest, pure, monkeypatch):
     """It is turned for its f functions, and its forces are turned back; the density breaks the plane."""
     monkeypatch.setattr("md4.gpu.part_plans.PLANE_L", "spdf".index(highest))
@@ -375,8 +377,13 @@ def test_tracks_in_little_memory(way, monkeypatch):
         assert tracks == expected
 
 
-@pytest.mark.parametrize("exchange", [1.0, 0.0])
-def test_no_memory(exchange, monkeypatch):
+@pytest.mark.parametrize("what, call", [
+    ("gradients", lambda jk, dm: jk.gradient(dm, tolerance=0)),
+    ("gradients", lambda jk, dm: jk.gradient(dm, exchange=0.0, tolerance=0)),
+    ("derivatives of J and K", lambda jk, dm: jk.derivative_jk(dm, tolerance=0)),
+    ("derivatives of J and K", lambda jk, dm: jk.derivative_jk(dm, with_j=False, tolerance=0)),
+])  # fmt: skip
+def test_no_memory(what, call, monkeypatch):
     """It is refused with its size before anything is allocated."""
     dm = symmetric(SMALL.nao)
     with running():
@@ -386,9 +393,9 @@ def test_no_memory(exchange, monkeypatch):
         monkeypatch.setattr(GpuBackend, "memory_left", lambda backend: 1000)
         for method in ("get", "fresh", "room"):
             monkeypatch.setattr(f"md4.gpu.pool.Pool.{method}", lambda *args: asked.append(args))
-        message = r"^gradients of Basis\(.* take at least .*B \(.*\), but 1 kB may be used; raise max_memory\.$"
+        message = rf"^{what} of Basis\(.* take at least .*B \(.*\), but 1 kB may be used; raise max_memory\.$"
         with pytest.raises(MemoryLimitError, match=message):
-            jk.gradient(dm, exchange=exchange, tolerance=0)
+            call(jk, dm)
     assert not asked
 
 
