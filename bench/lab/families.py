@@ -235,6 +235,12 @@ def gradient(basis, omega=None, tolerance=0.0, exchange=1.0):
     both("gradient", lambda name: md4.JK(basis, backend=name).gradient(dm, **options))
 
 
+def derivative_matrices(basis, omega=None):
+    """J and K with a derivative on the first function, of two densities without symmetry."""
+    dm = general(basis.nao, 2)
+    both("derivative_jk", lambda name: md4.JK(basis, backend=name).derivative_jk(dm, omega=omega))
+
+
 def fitted_forces(shells, singles, tolerance=0.0, pure=True):
     """Derivatives of sums of integrals over three and two centres with random factors, in two blocks if it may be."""
     bases = few_shells(shells, pure=pure), few_shells(singles, pure=pure)
@@ -584,7 +590,11 @@ FAMILIES = {
         (few_shells((3, 1, 1, 2), (2, 2, 1, 2)),), (few_shells((2, 2, 1, 2), (1, 3, 1, 1), pure=False),),
         (few_shells((4, 1, 1, 2), (0, 2, 1, 2)),), (few_shells((3, 1, 1, 2), axis=1),),
     ),
-    # the same with a table of Gamma
+    "derivatives of J and K": each(
+        derivative_matrices, (SP,), (SP, 0.4), (few_shells((3, 1, 1, 2), (2, 2, 1, 2)),),
+        (few_shells((2, 2, 1, 2), (1, 3, 1, 1), pure=False),), (few_shells((3, 1, 1, 2), axis=1),),
+    ),
+    # forces with a table of Gamma
     "gradients of density fitting": each(
         fitted_forces, ((2, 1, 1, 2), (3, 1, 1, 2)), ((2, 1, 1, 2), (3, 1, 1, 2), 1e-8), ((3, 1, 1, 2), (5, 1, 1, 2)),
         ((2, 2, 1, 2), (3, 1, 1, 2), 0.0, False),

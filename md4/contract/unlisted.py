@@ -18,7 +18,7 @@ inequality such bounds of primitive pairs add up, with a factor for the numbers 
 
 import numpy as np
 
-from md4.cpu.forces import block_norms
+from md4.shells.schwarz import block_norms
 from md4.shells.shell_pairs import log_cutoff, primitive_estimates
 
 # Pairs whose primitive pairs are looked at together.

@@ -7,6 +7,8 @@ the pairs themselves (`md4.cpu.integrals`), from H of the derivatives. From a pa
 rows of a, those by B to the rows of b.
 """
 
+from math import sqrt
+
 import numpy as np
 
 from md4.cpu.compile import Loop, part
@@ -17,6 +19,7 @@ from md4.cpu.groups import FIELD, TASK, Groups, aligned_empty
 from md4.cpu.h_matrices import make_h
 from md4.cpu.run import OwnList, run_lists
 from md4.plan import ListPair, own_ranges
+from md4.shells.schwarz import block_norms, exchange_norms
 from md4.shells.shell_pairs import ordered_pairs
 from md4.support.locks import once
 
@@ -125,7 +128,7 @@ class HostDerivatives:
         `report` is called now and then with the number of ordered pairs of AOs that have been made.
         """
         shape, memory = (len(densities), 3, *densities.shape[1:]), self.backend.memory
-        widest, sums = int(np.diff(self.basis.ao_loc).max()), {}
+        widest, sums, factors = int(np.diff(self.basis.ao_loc).max()), {}, [*self.factors(densities, with_j, with_k)]
 
         def add(thread, items, tasks, lists, blocks):
             if thread not in sums:
@@ -133,8 +136,6 @@ class HostDerivatives:
                 sums[thread] = lanes, memory.zeros(shape), memory.zeros(shape)
             digest()(items, tasks, lists, blocks, densities, with_j, with_k, *sums[thread])
 
-        # an element of J has a factor 2 sqrt(n) |D_cd|, see `md4.contract.screening`, and |D_cd| is n max|D| at most
-        scale = 2 * widest**1.5 * abs(densities).max()
         some = [
             (this, slice(own.start + where.start, own.start + where.stop)) for number, this in enumerate(self.lists)
             for own in own_ranges(len(this.derived), (part + number) % parts, parts)
@@ -143,11 +144,12 @@ class HostDerivatives:
         for this, where in some:
             pairs = this.derived[where]
             groups = Groups.of(pairs)
-            bra, bounds = OwnList(pairs, groups, make_h(pairs, groups, memory)), scale * this.largest[where]
-            run_lists(
-                self.backend, [ListPair(bra, ket.prepared, False, bounds, ket.given.exact) for ket in self.lists], add,
-                self.basis.ao_loc, tolerance,
-            )  # fmt: skip
+            bra, bounds = OwnList(pairs, groups, make_h(pairs, groups, memory)), this.largest[where]
+            listed = [
+                ListPair(bra, ket.prepared, False, bounds * factor[pairs.pairs].max(axis=1), ket.given.exact)
+                for ket, factor in zip(self.lists, factors)
+            ]
+            run_lists(self.backend, listed, add, self.basis.ao_loc, tolerance)
             if report is not None:
                 report(ordered_pairs(pairs))
         vj, vk = np.zeros(shape), np.zeros(shape)
@@ -155,3 +157,14 @@ class HostDerivatives:
             vj += of_j
             vk += of_k
         return vj, vk
+
+    def factors(self, densities, with_j, with_k):
+        """Of each list, for each shell of a bra pair, what bounds times this bound: elements of J and K, (nshell,).
+
+        As in `md4.contract.screening`.
+        """
+        norms = block_norms(self.basis, densities).max(axis=0)
+        for this in self.lists:
+            pairs, own = this.pairs.pairs, 2 * sqrt(min(this.pairs.na, this.pairs.nb))
+            of_j = own * np.maximum(norms, norms.T)[tuple(pairs.T)].max(initial=0.0) if with_j else 0.0
+            yield np.maximum(of_j, exchange_norms(norms, pairs) if with_k else np.zeros(len(norms)))

@@ -18,7 +18,7 @@ from md4.errors import MemoryLimitError
 from md4.method.angular import nherm
 from md4.method.derivatives import OF_A, OF_B
 from md4.plan import groups_within, own_ranges
-from md4.shells.schwarz import GradientBounds
+from md4.shells.schwarz import GradientBounds, block_norms
 from md4.support.display import size_text
 from md4.support.locks import Lock
 
@@ -349,10 +349,3 @@ def density_row(row, lists, density):
     made[FIELD.sequence], made[FIELD.columns] = lists.address(sequence), lists.address(columns)
     made[FIELD.rows], made[FIELD.lane_h] = lists.address(edges), lists.address(density)
     return tuple(made)
-
-
-def block_norms(basis, densities):
-    """|D_ab| of the blocks of each density, shape (n, nshell, nshell)."""
-    first = basis.ao_loc[:-1]
-    squares = np.add.reduceat(np.add.reduceat(densities**2, first, axis=2), first, axis=1)
-    return np.sqrt(squares)

@@ -16,7 +16,6 @@ AOs: X has four rows for each AO, the last three of which are K.
 """
 
 from itertools import combinations_with_replacement
-from math import sqrt
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
 from md4.gpu.kernels.digestion import launch_digest
 from md4.method.derivatives import OF_A
 from md4.plan import even_pieces, own_ranges
+from md4.shells.schwarz import block_norms, exchange_norms
 from md4.shells.shell_pairs import ShellPairs, ordered_pairs
 
 # Rows of X for each AO.
@@ -119,9 +119,9 @@ class DeviceDerivatives:
     def coulomb(self, densities, tolerance, part, parts):
         """J^x_ij = sum_p H^{A_x}[ij, p] J_p, with the J_p of J alone."""
         shells, twice = np.concatenate([this.pairs.pairs for this in self.kets]), densities + densities.swapaxes(1, 2)
-        norms = self.forces.norms(twice / 2).max(axis=0)
+        norms = block_norms(self.basis, twice / 2).max(axis=0)
         own, largest = (np.concatenate([getattr(of, name) for of in self.forces.bounds]) for name in ("own", "largest"))
-        rule = product_rule(tolerance, shells, largest, own * norms[shells[:, 0], shells[:, 1]], norms)
+        rule = product_rule(tolerance, self.forces.lists, largest, own * norms[shells[:, 0], shells[:, 1]], norms)
         target = DeviceCoulomb(self.backend, self.basis, twice, rule, self.kets, more=1)
         target.load(self.forces.with_room_for_h(self.backend, self.kets))
         for l_ket, l_bra in combinations_with_replacement(sorted(target.degrees), 2):
@@ -130,20 +130,20 @@ class DeviceDerivatives:
 
     def exchange(self, densities, tolerance, part, parts, report):
         """K from blocks of integrals of derivatives."""
-        sums = ExchangeSums(self.backend.context, densities)
-        # the largest bound from each pair to the end of its list, the last one first
-        highest = [np.maximum.accumulate(this.exact[::-1]) for this in self.forces.lists]
-        # as on the CPU: |D_cd| of a block is n max|D| at most
-        widest = int(np.diff(self.basis.ao_loc).max())
-        scale, done, wait = 2 * widest * sqrt(widest) * abs(densities).max(), 0, None
+        sums, norms = ExchangeSums(self.backend.context, densities), block_norms(self.basis, densities).max(axis=0)
+        # the largest bound from each pair to the end of its list, the last one first, and norms of D for each j
+        of_kets = [
+            (np.maximum.accumulate(this.exact[::-1]), exchange_norms(norms, this.pairs.pairs))
+            for this in self.forces.lists
+        ]
+        done, wait = 0, None
         for bra, bounds in self.bras(part, parts):
-            shells, limits = bra.pairs.pairs, np.full(len(bra), 0.0 if self.backend.dry else np.inf)
-            with np.errstate(over="ignore"):
-                np.divide(tolerance, scale * bounds, out=limits, where=scale * bounds > 0)
+            shells = bra.pairs.pairs
             rows = self.basis.nao + 3 * self.basis.ao_loc[shells[:, 0]], self.basis.ao_loc[shells[:, 1]]
             buffer, (places,) = self.backend.context.pool.upload([np.stack(rows, axis=1)], self.backend.context.stream)
-            for ket, of_ket in zip(self.forces.with_room_for_h(self.backend, self.kets), highest):
-                self.add(bra, ket, len(ket) - np.searchsorted(of_ket, limits), places, sums)
+            for ket, (highest, of_j) in zip(self.forces.with_room_for_h(self.backend, self.kets), of_kets):
+                limits = self.limits(tolerance, bounds * of_j[shells[:, 1]])
+                self.add(bra, ket, len(ket) - np.searchsorted(highest, limits), places, sums)
             self.backend.context.pool.release(buffer)
             bra.drop()
             if report is not None:  # what the device has done of the pieces before
@@ -155,6 +155,12 @@ class DeviceDerivatives:
         if wait is not None:
             report(done)
         return found
+
+    def limits(self, tolerance, bounds):
+        """Bounds of ket pairs from which they count with bra pairs of such bounds; in a dry run all do."""
+        limits = np.full(len(bounds), 0.0 if self.backend.dry else np.inf)
+        with np.errstate(over="ignore"):
+            return np.divide(tolerance, bounds, out=limits, where=bounds > 0)
 
     def bras(self, part, parts):
         """Derivatives by the first shell of all ordered pairs of a part, in pieces, with bounds of each pair."""

@@ -188,7 +188,7 @@ class ForceTasks:
     def coulomb_bytes(self, densities):
         """Bytes of D and J of so many densities in the Hermite basis, of one degree more than pairs have."""
         every = [this.pairs for this in self.lists]
-        return sum(p.nprim * (16 * densities * row_width(p.l + 1, True) + 60) + 32 * len(p) for p in every)
+        return sum(p.nprim * (20 * densities * row_width(p.l + 1, True) + 60) + 32 * len(p) for p in every)
 
     def require(self, backend, sizes, made="gradients"):
         """MemoryLimitError if bytes, by what they are of, do not fit when H of all lists has been given back."""

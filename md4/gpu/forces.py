@@ -41,6 +41,7 @@ from md4.gpu.reverse_ways import Listed, TaskSums, Way, chunks, columns, hermite
 from md4.gpu.tiles import blocks_of_8
 from md4.gpu.tuning import CHUNK_BYTES
 from md4.plan import QuartetRule, groups_within
+from md4.shells.schwarz import block_norms
 
 # Most bytes of the numbers of ket pairs that tasks count together.
 COUNT_BYTES = 1 << 26
@@ -96,11 +97,16 @@ class Counts(NamedTuple):
     of_warps: list
 
 
-def product_rule(tolerance, shells, derivative, own, norms):
-    """The `md4.plan.QuartetRule` for bounds that are `derivative` of one pair times `own` of the other one."""
+def product_rule(tolerance, lists, derivative, own, norms):
+    """The `md4.plan.QuartetRule` for bounds that are `derivative` of one pair times `own` of the other one.
+
+    Both of all pairs of the `lists`. T of a derivative is taken to be as many times its bound as T of its pair is R.
+    """
+    shells = np.concatenate([this.pairs.pairs for this in lists])
+    exact, terms = (np.concatenate([getattr(this, name) for this in lists]) for name in ("exact", "terms"))
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        ratios = np.where(derivative > 0, own / derivative, 0.0)
-    return QuartetRule(tolerance, shells, derivative, derivative, ratios, norms, np.zeros(0, dtype=np.int32))
+        ratios, terms = np.where(derivative > 0, own / derivative, 0.0), np.where(exact > 0, terms / exact, 1.0)
+    return QuartetRule(tolerance, shells, derivative, derivative * terms, ratios, norms, np.zeros(0, dtype=np.int32))
 
 
 class DeviceForces(ForceTasks):
@@ -126,7 +132,7 @@ class DeviceForces(ForceTasks):
         if not exchange.any():
             return self.run_coulomb(backend, densities, coulomb, tolerance, part, parts, report)
         self.check_memory(backend, densities)
-        norms = self.norms(densities)
+        norms = block_norms(self.basis, densities)
         of_pairs = [norms[:, this.pairs.pairs[:, 0], this.pairs.pairs[:, 1]] for this in self.lists]
         d = context.pool.get(densities.size)
         context.copy_in(d.pointer, np.ascontiguousarray(densities))
@@ -221,7 +227,7 @@ class DeviceForces(ForceTasks):
         Without exchange the bound of a quartet is a product of two numbers of its pairs.
         """
         shells = np.concatenate([this.pairs.pairs for this in self.lists])
-        norms = self.norms(density[None])[0] * np.sqrt(abs(factor))
+        norms = block_norms(self.basis, density[None])[0] * np.sqrt(abs(factor))
         of_pairs = norms[shells[:, 0], shells[:, 1]]
         own, derivative = (
             of_pairs * np.concatenate([getattr(bounds, name) for bounds in self.bounds])
@@ -232,13 +238,8 @@ class DeviceForces(ForceTasks):
             limits = np.where(derivative > 0, tolerance * (1 + ROUNDING) / derivative, np.inf)
         left = np.searchsorted(order, limits) if tolerance > 0 else np.zeros(len(own), dtype=np.int64)
         sums = (np.append(0, np.cumsum(order**n))[left] @ derivative**n for n in (1, 2))
-        rule = product_rule(tolerance, shells, derivative, own, norms)
+        rule = product_rule(tolerance, self.lists, derivative, own, norms)
         return rule, len(own) ** 2 - int(left.sum()), np.array([*sums])
-
-    def norms(self, densities):
-        """|D_ab| of blocks, shape (n, nshell, nshell)."""
-        first = self.basis.ao_loc[:-1]
-        return np.sqrt(np.add.reduceat(np.add.reduceat(densities**2, first, axis=2), first, axis=1))
 
     def bounded(self, context, number, of_bra, terms):
         """Fields of `md4.gpu.kernels.select_kets.BoundedPairs` of a list; bounds are kept in device memory."""

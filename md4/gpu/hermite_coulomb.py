@@ -145,9 +145,9 @@ class DeviceCoulomb:
     def order(self, rule, lists):
         """Orders the primitive pairs of all lists for the quartets that survive."""
         self.least, self.lists = rule.tolerance, lists
-        fits = rule.own.max(initial=0.0) <= LARGEST_SINGLE and has_range_of_single(extent(self.basis))
-        self.with_singles = bool(self.least > 0 and SINGLE_RATIO > 0 and fits)
-        self.with_singles &= self.more == 0
+        largest = max(rule.own.max(initial=0.0), rule.norms.max(initial=0.0))
+        fits = largest <= LARGEST_SINGLE and has_range_of_single(extent(self.basis))
+        self.with_singles = bool((self.least > 0 or self.backend.dry) and SINGLE_RATIO > 0 and fits)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             products, terms = rule.bounds * rule.own, np.where(rule.bounds > 0, rule.terms / rule.bounds, 1.0)
         ends = np.cumsum([0, *map(len, lists)])
@@ -221,7 +221,8 @@ class DeviceCoulomb:
         limits = least, least, 0.0
         if self.with_singles and in_single(bra.l, ket.l):
             double = SINGLE_RATIO * least
-            count = found.work[-1] - overlap(bra.order, ket.order, double).work[-1]
+            # in a dry run, which has no tolerance, as if all of them could be
+            count = found.work[-1] - (overlap(bra.order, ket.order, double).work[-1] if least > 0 else 0)
             single = count >= FEWEST_SINGLES * parts
         if single:
             limits = least, double, largest_single_exponent(bra.l + ket.l)

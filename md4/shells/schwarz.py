@@ -15,6 +15,17 @@ def row_norms(diagonal):
     return np.sqrt(np.maximum(positive.sum(axis=2).max(axis=1), positive.sum(axis=1).max(axis=1)))
 
 
+def block_norms(basis, densities):
+    """|D_ab| of the blocks of each density, shape (n, nshell, nshell)."""
+    first = basis.ao_loc[:-1]
+    return np.sqrt(np.add.reduceat(np.add.reduceat(densities**2, first, axis=2), first, axis=1))
+
+
+def exchange_norms(norms, pairs):
+    """The largest |D_jk| of each shell j with all shells k of some pairs, shape (nshell,), of `block_norms`."""
+    return norms[:, np.unique(pairs)].max(axis=1, initial=0.0)
+
+
 def larger(x, y):
     """The maximum of two numbers; NaN propagates (device function)."""
     return x if x >= y or x != x else y  # noqa: PLR0124 only NaN differs from itself

@@ -13,7 +13,7 @@ import md4
 from md4 import Basis, Engine
 from md4.contract.team import Team
 from md4.errors import DeviceError, MemoryLimitError
-from md4.gpu import force_tasks, forces, reverse_ways
+from md4.gpu import force_tasks, forces, hermite_coulomb, reverse_ways
 from md4.gpu.backend import GpuBackend
 from md4.gpu.context import DeviceContext
 from md4.gpu.dry_run import NoMemory
@@ -81,6 +81,22 @@ def test_shells(name, way):
 def test_energies(count, options, way):
     dm = symmetric(SMALL.nao, count)
     assert_same(*both(SMALL, lambda jk: jk.gradient(dm, tolerance=0, **options)))
+
+
+@pytest.mark.parametrize("call", [
+    lambda jk, dm: jk.gradient(dm, exchange=0.0, tolerance=1e-30), lambda jk, dm: jk.derivative_jk(dm, with_k=False)[0],
+], ids=["forces", "derivatives"])  # fmt: skip
+def test_j_alone_in_single_precision(call, monkeypatch):
+    """All quartets."""
+    monkeypatch.setattr(hermite_coulomb, "SINGLE_RATIO", 1e60)
+    monkeypatch.setattr(hermite_coulomb, "FEWEST_SINGLES", 0)
+    basis = basis_of((1, 0))
+    dm = symmetric(basis.nao)
+    right = call(md4.JK(basis, backend="cpu"), dm)
+    with running() as machine:
+        ours = call(md4.JK(basis, backend="cuda", direct_scf_tol=1e-30), dm)
+    assert "narrowed" in machine.kernels
+    assert 1e-10 < abs(ours - right).max() / abs(right).max() < 1e-6
 
 
 def test_nothing():
