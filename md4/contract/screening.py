@@ -34,7 +34,7 @@ from math import hypot, sqrt
 import numpy as np
 
 from md4.plan import SQUARE_BYTES
-from md4.shells.schwarz import ROUNDING
+from md4.shells.schwarz import ROUNDING, term_growth
 from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, ShellPairs, shell_kinds
 
 # Primitive pairs with a Schwarz bound smaller than this times the tolerance are left out of their pair.
@@ -42,8 +42,6 @@ PRIMITIVE_SHARE = 1e-5
 # The (ab|ab) of some pairs are the diagonal of a block that has all of these pairs with all of them. Besides
 # `SQUARE_BYTES`, this share of the memory that may be used limits its size.
 SCHWARZ_SHARE = 0.15
-# Primitive pairs from whose number on rounding errors grow.
-FEW_PRIMITIVES = 32
 
 
 @dataclass
@@ -131,7 +129,7 @@ def schwarz_bounds(engine, lists, cutoff=PRIMITIVE_CUTOFF):
             exact = np.hypot(both[0, where], sqrt(ROUNDING) * norms)
             both[:, where] = exact, np.maximum(exact, norms)
     for both, pairs in zip(found, lists):
-        both[1] *= np.sqrt(np.maximum(1.0, basis.nprims[pairs].prod(axis=1) / FEW_PRIMITIVES))
+        both[1] *= term_growth(basis.nprims[pairs].prod(axis=1))
     return found
 
 

@@ -21,7 +21,6 @@ import numpy as np
 
 from md4.errors import MemoryLimitError
 from md4.gpu.digest import halves
-from md4.gpu.forces import product_rule
 from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
 from md4.gpu.kernels.digestion import launch_digest
 from md4.method.derivatives import OF_A
@@ -121,7 +120,7 @@ class DeviceDerivatives:
         shells, twice = np.concatenate([this.pairs.pairs for this in self.kets]), densities + densities.swapaxes(1, 2)
         norms = block_norms(self.basis, twice / 2).max(axis=0)
         own, largest = (np.concatenate([getattr(of, name) for of in self.forces.bounds]) for name in ("own", "largest"))
-        rule = product_rule(tolerance, self.forces.lists, largest, own * norms[shells[:, 0], shells[:, 1]], norms)
+        rule = self.forces.product_rule(tolerance, largest, own * norms[shells[:, 0], shells[:, 1]], norms)
         target = DeviceCoulomb(self.backend, self.basis, twice, rule, self.kets, more=1)
         target.load(self.forces.with_room_for_h(self.backend, self.kets))
         for l_ket, l_bra in combinations_with_replacement(sorted(target.degrees), 2):

@@ -16,6 +16,7 @@ J alone needs neither Gamma nor U (`DeviceForces.run_coulomb`).
 """
 
 from contextlib import contextmanager
+from functools import cached_property
 from itertools import combinations_with_replacement
 from math import inf
 from typing import NamedTuple
@@ -41,7 +42,7 @@ from md4.gpu.reverse_ways import Listed, TaskSums, Way, chunks, columns, hermite
 from md4.gpu.tiles import blocks_of_8
 from md4.gpu.tuning import CHUNK_BYTES
 from md4.plan import QuartetRule, groups_within
-from md4.shells.schwarz import block_norms
+from md4.shells.schwarz import block_norms, term_growth
 
 # Most bytes of the numbers of ket pairs that tasks count together.
 COUNT_BYTES = 1 << 26
@@ -95,18 +96,6 @@ class Counts(NamedTuple):
     pairs: np.ndarray
     prims: np.ndarray
     of_warps: list
-
-
-def product_rule(tolerance, lists, derivative, own, norms):
-    """The `md4.plan.QuartetRule` for bounds that are `derivative` of one pair times `own` of the other one.
-
-    Both of all pairs of the `lists`. T of a derivative is taken to be as many times its bound as T of its pair is R.
-    """
-    shells = np.concatenate([this.pairs.pairs for this in lists])
-    exact, terms = (np.concatenate([getattr(this, name) for this in lists]) for name in ("exact", "terms"))
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        ratios, terms = np.where(derivative > 0, own / derivative, 0.0), np.where(exact > 0, terms / exact, 1.0)
-    return QuartetRule(tolerance, shells, derivative, derivative * terms, ratios, norms, np.zeros(0, dtype=np.int32))
 
 
 class DeviceForces(ForceTasks):
@@ -238,8 +227,34 @@ class DeviceForces(ForceTasks):
             limits = np.where(derivative > 0, tolerance * (1 + ROUNDING) / derivative, np.inf)
         left = np.searchsorted(order, limits) if tolerance > 0 else np.zeros(len(own), dtype=np.int64)
         sums = (np.append(0, np.cumsum(order**n))[left] @ derivative**n for n in (1, 2))
-        rule = product_rule(tolerance, self.lists, derivative, own, norms)
+        rule = self.product_rule(tolerance, derivative, own, norms)
         return rule, len(own) ** 2 - int(left.sum()), np.array([*sums])
+
+    def product_rule(self, tolerance, derivative, own, norms):
+        """The `md4.plan.QuartetRule` for bounds that are `derivative` of one pair times `own` of the other one.
+
+        `norms` are those of the densities.
+        """
+        shells = np.concatenate([this.pairs.pairs for this in self.lists])
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            ratios = np.where(derivative > 0, own / derivative, 0.0)
+        terms = derivative * self.term_ratios
+        return QuartetRule(tolerance, shells, derivative, terms, ratios, norms, np.zeros(0, dtype=np.int32))
+
+    @cached_property
+    def term_ratios(self):
+        """By what T (`md4.contract.screening`) exceeds the bound of each pair of all lists, or that of its derivative.
+
+        The moduli of all terms of a derivative are below the sum of the bounds of its primitive pairs.
+        """
+        found = []
+        for this, bounds, of_prims in zip(self.lists, self.bounds, self.of_prims):
+            counts = np.diff(this.prepared.pairs.start)
+            sums = np.bincount(np.repeat(np.arange(len(counts)), counts), of_prims.largest, len(counts))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                both = this.terms / this.exact, term_growth(counts) * sums / bounds.largest
+            found.append(np.nan_to_num(np.fmax(*both), nan=1.0, posinf=np.inf))
+        return np.concatenate(found)
 
     def bounded(self, context, number, of_bra, terms):
         """Fields of `md4.gpu.kernels.select_kets.BoundedPairs` of a list; bounds are kept in device memory."""

@@ -7,6 +7,13 @@ import numpy as np
 TOGETHER = 16
 # Rounding error of (ab|ab) in units of that with the moduli of all coefficients, with a wide margin.
 ROUNDING = 1e-13
+# Primitive pairs from whose number on rounding errors grow.
+FEW_PRIMITIVES = 32
+
+
+def term_growth(nprims):
+    """By what the rounding error of a sum over so many primitive pairs is larger than that of a few."""
+    return np.sqrt(np.maximum(1.0, nprims / FEW_PRIMITIVES))
 
 
 def row_norms(diagonal):

@@ -9,7 +9,6 @@ from molecules import WATER, molecule
 
 from md4 import Basis, Engine
 from md4.contract.screening import (
-    FEW_PRIMITIVES,
     ROUNDING,
     diagonal_norms,
     pair_bounds,
@@ -19,7 +18,7 @@ from md4.contract.screening import (
 )
 from md4.cpu.sums import HostSums
 from md4.plan import even_pieces
-from md4.shells.schwarz import larger, row_norms
+from md4.shells.schwarz import FEW_PRIMITIVES, larger, row_norms
 from md4.shells.shell import Shell, radial_norm
 from md4.shells.shell_pairs import pairs_by_kind, shell_kinds, unique_pairs_by_class
 from md4.validation import oracle

@@ -99,6 +99,24 @@ def test_j_alone_in_single_precision(call, monkeypatch):
     assert 1e-10 < abs(ours - right).max() / abs(right).max() < 1e-6
 
 
+def test_terms_of_derivatives():
+    """T of pairs whose primitives cancel is not less than the bound of a derivative with the moduli of coefficients."""
+    exponents, coefficients = [[2.0, 1.7, 0.6]] * 3, [[0.9, -1.0, 0.2], [0.9, 1.0, 0.2], [0.3, -0.4, 0.5]]
+    basis = md4.Basis.from_arrays([0, 0, 1], exponents, coefficients, [[0, 0, 0], [0, 0.7, 0.3], [0.5, 0, 0]])
+    found = []
+    for this in (basis, basis.absolute):
+        with running():
+            made = md4.JK(this, backend="cuda", direct_scf_tol=1e-30)._forces_of_lists(1e-30)
+        pairs = np.concatenate([these.pairs.pairs for these in made.lists])
+        of_pairs = [np.concatenate([these.largest for these in made.bounds]), made.term_ratios]
+        found.append([np.array(values)[np.lexsort(pairs.T)] for values in of_pairs])
+    (largest, ratios), (signless, _) = found
+    growth = signless / largest
+    assert (ratios >= 0.999 * growth).all()
+    assert ratios.max() < 4 * growth.max()
+    assert growth.max() > 3
+
+
 def test_nothing():
     """Neither J nor K, or no density; Gamma would have no terms."""
     dm = symmetric(SMALL.nao)
