@@ -4,6 +4,11 @@ import numpy as np
 from molecules import molecule
 from pyscf import grad, scf
 
+from md4.contract.derivatives import DerivativeRequest
+from md4.contract.tensor import locked_tensor
+from md4.engine import Engine
+from md4.shells.basis import Basis
+
 # Without any symmetry, so that no component of a force is zero.
 WATER = "O 0.1 0.05 0.118; H 0.02 0.755 -0.471; H -0.03 -0.79 -0.44"
 # Functions s to f, general contractions, one of which is split, a ghost with functions, and an atom without any.
@@ -68,3 +73,35 @@ def forces_by_tensor(tensor, left, right, coulomb=1.0, exchange=1.0):
     gamma = coulomb * np.einsum("ij,kl->ijkl", left, right) - exchange * np.einsum("ik,jl->ijkl", left, right)
     moved = sum(gamma.transpose(axes) for axes in ((0, 1, 2, 3), (1, 0, 2, 3), (2, 3, 0, 1), (3, 2, 0, 1)))
     return -0.5 * np.einsum("xijkl,ijkl->xi", tensor, moved)
+
+
+def row_of_shells(*ls):
+    """Shells in a row, the first ones with the last ones hardly overlap."""
+    places = [[0.3 * np.sin(n), 0.2 * n * n % 0.5, 1.3 * n] for n in range(len(ls))]
+    return Basis.from_arrays(ls, [[0.7 + 0.1 * n] for n in range(len(ls))], [[1.0]] * len(ls), places)
+
+
+def scattered(basis, seed=0):
+    """A matrix without symmetry, half of whose blocks are zero, and the others of many magnitudes."""
+    rng, counts = np.random.default_rng(seed), np.diff(basis.ao_loc)
+    factors = 10 ** rng.uniform(-6, 2, (basis.nshell,) * 2) * rng.integers(0, 2, (basis.nshell,) * 2)
+    return np.repeat(np.repeat(factors, counts, 0), counts, 1) * rng.normal(size=(basis.nao,) * 2)
+
+
+def assert_small_ones_left_out(basis, dm, tolerance, found):
+    """J or K of derivatives, or both, lack some of what quartets add that add less than the tolerance to an element."""
+    request, first = DerivativeRequest.of_name(basis, "int2e_ip1", "s1", None), basis.ao_loc[:-1]
+    tensor = locked_tensor(Engine(basis, backend="cpu"), request)
+    of_j, of_k = np.einsum("xijkl,lk->xijkl", tensor, dm), np.einsum("xijkl,jk->xiljk", tensor, dm)
+    errors = 0.0
+    for mine, terms in zip(found, (of_j, of_k)):
+        if mine is None:
+            continue
+        added = np.add.reduceat(np.add.reduceat(terms, first, axis=3), first, axis=4)
+        if terms is of_j:  # by (kl| and (lk|
+            added = np.tril(added + added.swapaxes(3, 4)) * np.where(np.eye(basis.nshell), 0.5, 1.0)
+        small = abs(added) * (abs(added) < tolerance)
+        lacking = abs(mine + terms.sum(axis=(3, 4)))
+        assert (lacking <= small.sum(axis=(3, 4)) + 1e-13 * abs(terms).sum(axis=(3, 4))).all()
+        errors = max(errors, lacking.max())
+    assert errors > 1e-6 * tolerance

@@ -208,7 +208,8 @@ class Gradients:
         tolerance : float, optional
             Shell quartets with a bound below this (Hartree/Bohr) are left out; by default 10 `direct_scf_tol`. `stats`
             has the sum of these bounds as `error_bound`, with those of shell pairs and primitive pairs that are in no
-            list, and the root of the sum of their squares as `error_estimate`.
+            list, and the root of the sum of their squares as `error_estimate`. A GPU computes small quartets of J alone
+            in single precision where the error is smaller than this, too; with 0 none.
         long_range : tuple of float, optional
             (omega, factor): so many times the exchange of erf(omega r)/r, for range-separated functionals, is added.
 
@@ -287,8 +288,9 @@ class Gradients:
         with_j, with_k, omega
             As in `get_jk`.
         tolerance : float, optional
-            A shell quartet is left out only if it adds less than this to each element; by default `direct_scf_tol`.
-            On a CPU, if there are shells of four contracted functions or more, those of primitives count.
+            A shell quartet is left out only if it adds less than this to each element; by default `direct_scf_tol`. A
+            GPU computes small quartets of J in single precision where the error is smaller than this, too. On a CPU, if
+            there are shells of four contracted functions or more, those of primitives count.
 
         Returns
         -------

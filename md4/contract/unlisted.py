@@ -81,5 +81,6 @@ def unlisted_bound(basis, lists, bounds, missing, densities, coulomb, exchange):
     for norms, j, k in zip(block_norms(basis, densities), abs(coulomb), abs(exchange)):
         for bra, ket in ((2 * derivatives, whole + pairs), (derived, pairs)):
             total += j * (norms * bra).sum() * (norms * ket).sum()
-            total += k * (bra * (norms @ ket @ norms)).sum() if k else 0.0
+            if k:
+                total += k * (bra * (norms @ ket @ norms)).sum()
     return float(total)

@@ -159,9 +159,9 @@ class HostDerivatives:
         return vj, vk
 
     def factors(self, densities, with_j, with_k):
-        """Of each list, for each shell of a bra pair, what bounds times this bound: elements of J and K, (nshell,).
+        """For each ket list and each shell j of a bra pair what F' R times this bounds, shape (nshell,).
 
-        As in `md4.contract.screening`.
+        That is what a quartet adds to an element of J or K; see the page "Theory".
         """
         norms = block_norms(self.basis, densities).max(axis=0)
         for this in self.lists:

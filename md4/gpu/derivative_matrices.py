@@ -43,6 +43,13 @@ def derivative_rows(ao_loc):
     return 2 * first + np.arange(ao_loc[-1]) + np.arange(3)[:, None] * count
 
 
+def limits_of_kets(tolerance, bounds, norms):
+    """Bounds of ket pairs from which they count with bra pairs of such bounds, for such norms of the density."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        # all of them without a tolerance, as in dry runs, and where a bound is not known
+        return np.nan_to_num(tolerance / (bounds * norms), nan=0.0, posinf=np.inf)
+
+
 class ExchangeSums:
     """X of some densities in device memory.
 
@@ -117,10 +124,10 @@ class DeviceDerivatives:
 
     def coulomb(self, densities, tolerance, part, parts):
         """J^x_ij = sum_p H^{A_x}[ij, p] J_p, with the J_p of J alone."""
-        shells, twice = np.concatenate([this.pairs.pairs for this in self.kets]), densities + densities.swapaxes(1, 2)
+        twice = densities + densities.swapaxes(1, 2)
         norms = block_norms(self.basis, twice / 2).max(axis=0)
         own, largest = (np.concatenate([getattr(of, name) for of in self.forces.bounds]) for name in ("own", "largest"))
-        rule = self.forces.product_rule(tolerance, largest, own * norms[shells[:, 0], shells[:, 1]], norms)
+        rule = self.forces.product_rule(tolerance, largest, own * norms[tuple(self.forces.shells.T)], norms)
         target = DeviceCoulomb(self.backend, self.basis, twice, rule, self.kets, more=1)
         target.load(self.forces.with_room_for_h(self.backend, self.kets))
         for l_ket, l_bra in combinations_with_replacement(sorted(target.degrees), 2):
@@ -141,7 +148,7 @@ class DeviceDerivatives:
             rows = self.basis.nao + 3 * self.basis.ao_loc[shells[:, 0]], self.basis.ao_loc[shells[:, 1]]
             buffer, (places,) = self.backend.context.pool.upload([np.stack(rows, axis=1)], self.backend.context.stream)
             for ket, (highest, of_j) in zip(self.forces.with_room_for_h(self.backend, self.kets), of_kets):
-                limits = self.limits(tolerance, bounds * of_j[shells[:, 1]])
+                limits = limits_of_kets(tolerance, bounds, of_j[shells[:, 1]])
                 self.add(bra, ket, len(ket) - np.searchsorted(highest, limits), places, sums)
             self.backend.context.pool.release(buffer)
             bra.drop()
@@ -154,12 +161,6 @@ class DeviceDerivatives:
         if wait is not None:
             report(done)
         return found
-
-    def limits(self, tolerance, bounds):
-        """Bounds of ket pairs from which they count with bra pairs of such bounds; in a dry run all do."""
-        limits = np.full(len(bounds), 0.0 if self.backend.dry else np.inf)
-        with np.errstate(over="ignore"):
-            return np.divide(tolerance, bounds, out=limits, where=bounds > 0)
 
     def bras(self, part, parts):
         """Derivatives by the first shell of all ordered pairs of a part, in pieces, with bounds of each pair."""

@@ -18,7 +18,7 @@ J alone needs neither Gamma nor U (`DeviceForces.run_coulomb`).
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import combinations_with_replacement
-from math import inf
+from math import copysign, inf
 from typing import NamedTuple
 
 import numpy as np
@@ -189,8 +189,8 @@ class DeviceForces(ForceTasks):
         context, lists = backend.context, [this.prepared for this in self.lists]
         found, quartets, left_out = np.zeros((self.basis.nshell, 3)), 0, np.zeros(2)
         self.check_memory_for_coulomb(backend)
-        for density, factor in zip(densities, coulomb.tolist()):
-            rule, count, without = self.coulomb_rule(density, factor, 0.0 if context.dry else tolerance)
+        for density, factor in zip(densities * np.sqrt(abs(coulomb))[:, None, None], coulomb.tolist()):
+            rule, count, without = self.coulomb_rule(density, 0.0 if context.dry else tolerance)
             if part == 0:
                 quartets, left_out = quartets + count, left_out + without
             target = DeviceCoulomb(backend, self.basis, 2 * density[None], rule, lists, more=1)
@@ -201,7 +201,7 @@ class DeviceForces(ForceTasks):
                 whole = lists[task.number]
                 this = whole[task.first : task.last]
                 out, sums = context.pool.get(max(1, 6 * this.nprim)), TaskSums(context, this, True)
-                target.add_products(whole, this, factor, sums.fields(1))
+                target.add_products(whole, this, copysign(1.0, factor), sums.fields(1))
                 launch_forces(context, this, sums.hermite, sums.fields(1), 1, out)
                 self.take(context, found, task, out)
             target.forget()
@@ -210,14 +210,13 @@ class DeviceForces(ForceTasks):
             report(self.seconds() / parts)
         return found, quartets, left_out
 
-    def coulomb_rule(self, density, factor, tolerance):
+    def coulomb_rule(self, density, tolerance):
         """(`md4.plan.QuartetRule`, quartets that count, as `run` counts them, bounds of the others).
 
         Without exchange the bound of a quartet is a product of two numbers of its pairs.
         """
-        shells = np.concatenate([this.pairs.pairs for this in self.lists])
-        norms = block_norms(self.basis, density[None])[0] * np.sqrt(abs(factor))
-        of_pairs = norms[shells[:, 0], shells[:, 1]]
+        norms = block_norms(self.basis, density[None])[0]
+        of_pairs = norms[tuple(self.shells.T)]
         own, derivative = (
             of_pairs * np.concatenate([getattr(bounds, name) for bounds in self.bounds])
             for name in ("own", "derivative")
@@ -233,27 +232,31 @@ class DeviceForces(ForceTasks):
     def product_rule(self, tolerance, derivative, own, norms):
         """The `md4.plan.QuartetRule` for bounds that are `derivative` of one pair times `own` of the other one.
 
-        `norms` are those of the densities.
+        `norms` are those of the densities: whether FP32 has the range for them.
         """
-        shells = np.concatenate([this.pairs.pairs for this in self.lists])
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            ratios = np.where(derivative > 0, own / derivative, 0.0)
-        terms = derivative * self.term_ratios
-        return QuartetRule(tolerance, shells, derivative, terms, ratios, norms, np.zeros(0, dtype=np.int32))
+            ratios, terms = np.where(derivative > 0, own / derivative, 0.0), derivative * self.term_ratios
+        return QuartetRule(tolerance, self.shells, derivative, terms, ratios, norms, np.zeros(0, dtype=np.int32))
+
+    @cached_property
+    def shells(self):
+        """Those of all pairs of all lists, one list after the other, shape (npair, 2)."""
+        return np.concatenate([this.pairs.pairs for this in self.lists])
 
     @cached_property
     def term_ratios(self):
-        """By what T (`md4.contract.screening`) exceeds the bound of each pair of all lists, or that of its derivative.
+        """The larger one of T / F and T' / F' of each pair of all lists, T as in `md4.contract.screening`.
 
-        The moduli of all terms of a derivative are below the sum of the bounds of its primitive pairs.
+        The terms of a contracted pair, one for each primitive pair, have moduli below the bounds of these.
         """
         found = []
         for this, bounds, of_prims in zip(self.lists, self.bounds, self.of_prims):
-            counts = np.diff(this.prepared.pairs.start)
-            sums = np.bincount(np.repeat(np.arange(len(counts)), counts), of_prims.largest, len(counts))
+            counts = np.diff(this.pairs.start)
+            owner = np.repeat(np.arange(len(counts)), counts)
+            sums = (np.bincount(owner, values, len(counts)) for values in (of_prims.own, of_prims.derivative))
             with np.errstate(divide="ignore", invalid="ignore"):
-                both = this.terms / this.exact, term_growth(counts) * sums / bounds.largest
-            found.append(np.nan_to_num(np.fmax(*both), nan=1.0, posinf=np.inf))
+                both = [of_terms / of_pair for of_terms, of_pair in zip(sums, (bounds.own, bounds.derivative))]
+            found.append(np.nan_to_num(np.fmax(*both), nan=1.0, posinf=np.inf) * term_growth(counts))
         return np.concatenate(found)
 
     def bounded(self, context, number, of_bra, terms):

@@ -147,7 +147,9 @@ class DeviceCoulomb:
         self.least, self.lists = rule.tolerance, lists
         largest = max(rule.own.max(initial=0.0), rule.norms.max(initial=0.0))
         fits = largest <= LARGEST_SINGLE and has_range_of_single(extent(self.basis))
-        self.with_singles = bool((self.least > 0 or self.backend.dry) and SINGLE_RATIO > 0 and fits)
+        # dry runs of derivatives have no tolerance
+        wanted = self.least > 0 or (self.backend.dry and self.more > 0)
+        self.with_singles = bool(wanted and SINGLE_RATIO > 0 and fits)
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             products, terms = rule.bounds * rule.own, np.where(rule.bounds > 0, rule.terms / rule.bounds, 1.0)
         ends = np.cumsum([0, *map(len, lists)])
@@ -221,7 +223,7 @@ class DeviceCoulomb:
         limits = least, least, 0.0
         if self.with_singles and in_single(bra.l, ket.l):
             double = SINGLE_RATIO * least
-            # in a dry run, which has no tolerance, as if all of them could be
+            # without a tolerance as if all of them could be
             count = found.work[-1] - (overlap(bra.order, ket.order, double).work[-1] if least > 0 else 0)
             single = count >= FEWEST_SINGLES * parts
         if single:

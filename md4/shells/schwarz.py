@@ -1,4 +1,7 @@
-"""Schwarz bounds of shell pairs from the diagonal integrals (ab|ab); see `md4.contract.screening`."""
+"""Schwarz bounds of shell pairs from the diagonal integrals (ab|ab), and norms of densities for bounds of quartets.
+
+See `md4.contract.screening`.
+"""
 
 import numpy as np
 
@@ -25,7 +28,8 @@ def row_norms(diagonal):
 def block_norms(basis, densities):
     """|D_ab| of the blocks of each density, shape (n, nshell, nshell)."""
     first = basis.ao_loc[:-1]
-    return np.sqrt(np.add.reduceat(np.add.reduceat(densities**2, first, axis=2), first, axis=1))
+    with np.errstate(over="ignore"):
+        return np.sqrt(np.add.reduceat(np.add.reduceat(densities**2, first, axis=2), first, axis=1))
 
 
 def exchange_norms(norms, pairs):

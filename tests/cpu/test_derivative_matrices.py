@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from nuclear_forces import assert_small_ones_left_out, row_of_shells, scattered
 from pair_lists import few_shells, mixed_basis, two_classes
 
 import md4
@@ -65,3 +66,13 @@ def test_one_of_many_matrices(basis):
         for both, one in zip(together, alone):
             np.testing.assert_allclose(both[n], one, rtol=0, atol=1e-12 * abs(both).max())
             assert n != 1 or not one.any()
+
+
+@pytest.mark.parametrize("options", [{}, {"with_j": False}, {"with_k": False}], ids=str)
+def test_what_is_left_out(options):
+    """By the blocks of D that belong to it."""
+    basis = row_of_shells(0, 1, 0, 0, 1, 0, 0)
+    for seed, tolerance in enumerate((1e-4, 1e-2, 0.3)):
+        dm, jk = scattered(basis, seed), md4.JK(basis, backend="cpu", direct_scf_tol=0)
+        found = jk.derivative_jk(dm, tolerance=tolerance, **options)
+        assert_small_ones_left_out(basis, dm, tolerance, found)

@@ -8,7 +8,7 @@ from molecules import molecule
 from nuclear_forces import MIXED, SHELLS, WATER, symmetric
 
 import md4
-from md4.cpu.forces import block_norms, divided
+from md4.cpu.forces import divided
 
 
 def forces_of(jk):
@@ -135,12 +135,3 @@ def test_terms_that_are_made_together():
     densities, one, zero = np.zeros((3, 2, 2)), np.ones(3), np.zeros(3)
     assert [len(terms[0]) for terms in divided(densities, one, np.array([0.0, 1.0, 0.0]))] == [3]
     assert [len(terms[0]) for terms in divided(densities, one, zero)] == [1, 1, 1]
-
-
-def test_norms_of_blocks(mol):
-    basis = md4.Basis.from_mol(mol)
-    dm = symmetric(mol.nao, 2)
-    found = block_norms(basis, dm)
-    ends = list(zip(basis.ao_loc[:-1], basis.ao_loc[1:]))
-    want = [[[np.linalg.norm(d[a:b, c:e]) for c, e in ends] for a, b in ends] for d in dm]
-    np.testing.assert_allclose(found, want, rtol=1e-13)

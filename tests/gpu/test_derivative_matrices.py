@@ -6,6 +6,7 @@ from emulator import running
 from gpu.kernels.test_plain_python import basis_of
 from gpu.test_forces import PLANE
 from molecules import molecule
+from nuclear_forces import assert_small_ones_left_out, row_of_shells, scattered
 
 import md4
 from md4.errors import MemoryLimitError
@@ -100,16 +101,23 @@ def test_parts_of_the_terms():
         assert_same([sum(of_all) for of_all in zip(*parts)], made.run(dm, True, True, 0.0))
 
 
-@pytest.mark.parametrize("far", [4.0, 40.0])
-def test_what_is_left_out(far):
-    """Each shell quartet adds less than the tolerance to each element; all of them, if there is none for a pair."""
-    basis = md4.Basis.from_arrays([0, 1, 0], [[0.5]] * 3, [[1.0]] * 3, [[0, 0, 0], [0, 1, 0.5], [far, 0, 0]])
-    dm, tolerance = any_matrices(basis.nao), 1e-2
-    exact = md4.JK(basis, backend="cpu", direct_scf_tol=0).derivative_jk(dm)
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_left_out(seed):
+    """By the blocks of D that belong to it."""
+    basis, tolerance = row_of_shells(0, 0, 1, 0, 0), 10.0 ** (seed - 4)
+    dm = scattered(basis, seed)
     with running():
         found = md4.JK(basis, backend="cuda", direct_scf_tol=0).derivative_jk(dm, tolerance=tolerance)
-    errors = [abs(mine - right).max() for mine, right in zip(found, exact)]
-    assert all(0 < error < 9**2 * tolerance for error in errors)
+    assert_small_ones_left_out(basis, dm, tolerance, found)
+
+
+def test_tiny_densities():
+    """Whose norms underflow: without a tolerance nothing is left out."""
+    basis = row_of_shells(0, 0)
+    dm = 1e-170 * any_matrices(basis.nao)
+    right = md4.JK(basis, backend="cpu", direct_scf_tol=0).derivative_jk(dm)
+    with running():
+        assert_same(md4.JK(basis, backend="cuda", direct_scf_tol=0).derivative_jk(dm), right)
 
 
 @pytest.mark.parametrize("pure", [True, pytest.param(False, marks=pytest.mark.thorough)])

@@ -99,6 +99,21 @@ def test_j_alone_in_single_precision(call, monkeypatch):
     assert 1e-10 < abs(ours - right).max() / abs(right).max() < 1e-6
 
 
+def test_where_primitives_cancel(monkeypatch):
+    """Quartets whose bound would leave them to single precision, and whose terms are much larger, are in double."""
+    monkeypatch.setattr(hermite_coulomb, "FEWEST_SINGLES", 0)
+    pairs = [[1.0, -1.0], [1.0, -0.99], [0.4, 0.6]]
+    basis = md4.Basis.from_arrays([0, 1, 0], [[1.0, 0.98]] * 3, pairs, [[0, 0, 0], [0, 0.7, 0.3], [0.5, 0, 0]])
+    dm, launched, launch = symmetric(basis.nao), set(), hermite_coulomb.launch_quartets
+    monkeypatch.setattr(hermite_coulomb, "launch_quartets", lambda *args: launched.add(args[-1]) or launch(*args))
+    right = md4.JK(basis, backend="cpu").gradient(dm, exchange=0.0, tolerance=0)
+    for tolerance in (1e-5, 1e-3):
+        with running():
+            found = md4.JK(basis, backend="cuda", direct_scf_tol=1e-30).gradient(dm, exchange=0.0, tolerance=tolerance)
+        assert abs(found - right).max() < 3 * tolerance
+    assert launched == {False, True}
+
+
 def test_terms_of_derivatives():
     """T of pairs whose primitives cancel is not less than the bound of a derivative with the moduli of coefficients."""
     exponents, coefficients = [[2.0, 1.7, 0.6]] * 3, [[0.9, -1.0, 0.2], [0.9, 1.0, 0.2], [0.3, -0.4, 0.5]]

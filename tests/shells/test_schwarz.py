@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from pair_lists import s_and_p
 
-from md4.shells.schwarz import GradientBounds, row_norms
+from md4.shells.schwarz import GradientBounds, block_norms, exchange_norms, row_norms
 
 
 def test_row_norms():
@@ -23,3 +24,14 @@ def test_gradient_bounds():
     made = GradientBounds(shells, centres, np.array([1.0, 2.0, 3.0, 4.0]), np.array([10.0, 20.0, 30.0, 40.0]))
     np.testing.assert_allclose(made.own, [1.0, 4.0, 6.0, 8.0])
     np.testing.assert_allclose(made.derivative, [20.0, 80.0, 60.0, 80.0])
+
+
+def test_norms_of_blocks():
+    """And the largest of each shell with the shells of some pairs, whose second index they are."""
+    basis = s_and_p(2, 3, [1])
+    dm = np.random.default_rng(0).normal(size=(2, basis.nao, basis.nao))
+    found = block_norms(basis, dm)
+    ends = list(zip(basis.ao_loc[:-1], basis.ao_loc[1:]))
+    want = [[[np.linalg.norm(d[a:b, c:e]) for c, e in ends] for a, b in ends] for d in dm]
+    np.testing.assert_allclose(found, want, rtol=1e-13)
+    np.testing.assert_array_equal(exchange_norms(found[0], np.array([[3, 1], [1, 1]])), found[0][:, [1, 3]].max(axis=1))
