@@ -207,7 +207,7 @@ def launch_coulomb(backend, lists, mirrored):
     """What J alone launches for all pairs of `lists`, in both precisions; `mirrored`: all centres lie in a plane."""
     centres = np.array([[0.0, 0.0, 0.0], [1.0, 1.0, 0.0 if mirrored else 1.0]])
     basis, ones = Basis.from_arrays([0, 0], [[1.0]] * 2, [[1.0]] * 2, centres), np.ones(sum(map(len, lists)))
-    rule = QuartetRule(1e-10, None, ones, ones, ones, None, None)
+    rule = QuartetRule(1e-10, None, ones, ones, ones, ones, None)
     with patch.object(hermite_coulomb, "FEWEST_SINGLES", 0):
         target = DeviceCoulomb(backend, basis, np.zeros((1, basis.nao, basis.nao)), rule, lists)
         target.load(lists)

@@ -43,7 +43,7 @@ def by_device(basis, bra, ket, twice):
     """The same by `md4.gpu.hermite_coulomb.CoulombTarget`."""
     engine, ones = md4.Engine(basis, backend="cuda"), np.ones(len(bra) + len(ket))
     lists = [engine.prepare(pairs) for pairs in (bra, ket)]
-    survivors = SimpleNamespace(rule=QuartetRule(1e-30, None, ones, ones, ones, None, None), task_quartets=[ones.size])
+    survivors = SimpleNamespace(rule=QuartetRule(1e-30, None, ones, ones, ones, ones, None), task_quartets=[ones.size])
     target = engine.backend.sums.coulomb(engine, lists, survivors, twice[None])
     target.begin(lists, True)
     target.take([ListPair(*lists, same=False)])
