@@ -243,13 +243,19 @@ class FittingGradient:
 
         `own`: the orbitals o for which that is done.
         """
-        numbers = [n for n, left in enumerate(sides) if left is not None and left.shape[1]]
+        algebra, numbers = self.algebra, [n for n, left in enumerate(sides) if left is not None and left.shape[1]]
 
         def take(number, rows, some, _, block):
-            of_rows, left = out[numbers[number]][rows], sides[numbers[number]]
-            for o, of_o in zip(range(left.shape[1])[own][some], block):
-                first = o * (o + 1) // 2
-                of_rows[:, first : first + o + 1] = of_o[:, : o + 1]
+            of_rows, count = out[numbers[number]][rows], sides[numbers[number]].shape[1]
+            chosen = np.arange(count)[own][some]
+            i, j = np.nonzero(np.arange(count) <= chosen[:, None])
+            table = algebra.xp.ascontiguousarray(block.transpose(1, 0, 2)).reshape(len(of_rows), -1)
+            columns, made = algebra.send(i * count + j), of_rows
+            if len(i) < of_rows.shape[1]:
+                made = algebra.empty((len(of_rows), len(i)))
+            algebra.gather(table, columns, made)
+            if made is not of_rows:
+                of_rows[:, algebra.send(chosen[i] * (chosen[i] + 1) // 2 + j)] = made
 
         transform(self.fitting, [(sides[n][:, own], sides[n]) for n in numbers], take, columns)
 

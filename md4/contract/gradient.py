@@ -62,10 +62,12 @@ def energy_terms(dm, coulomb, exchange, nao):
             f"(2, {nao}, {nao}), not {shape[0]}; see product_gradient for others."
         )
     check_real(densities)
-    largest = abs(densities).max()
-    if abs(densities - densities.transpose(0, 2, 1)).max() > ASYMMETRY * largest:
+    symmetric = densities + densities.transpose(0, 2, 1)  # reading a large matrix by columns takes long
+    symmetric *= 0.5
+    largest, rest = (max(this.max(), -this.min()) for this in (densities, densities - symmetric))
+    if 2 * rest > ASYMMETRY * largest:
         raise ArgumentError("the gradient takes symmetric density matrices; see product_gradient for others.")
-    densities = (densities + densities.transpose(0, 2, 1)) / 2
+    densities = symmetric
     if len(shape) == 2:
         return in_use(densities, [coulomb], [exchange / 2])
     both = np.concatenate([densities.sum(axis=0)[None], densities])
@@ -109,7 +111,8 @@ def in_use(densities, coulomb, exchange):
     """`Terms` without those that are zero."""
     coulomb, exchange = np.array(coulomb, dtype=float), np.array(exchange, dtype=float)
     used = ((coulomb != 0) | (exchange != 0)) & densities.any(axis=(1, 2))
-    return Terms(np.ascontiguousarray(densities[used]), coulomb[used], exchange[used])
+    chosen = densities if used.all() else densities[used]
+    return Terms(np.ascontiguousarray(chosen), coulomb[used], exchange[used])
 
 
 def separated(terms, operator, alpha, long_range, mixes):
@@ -427,10 +430,8 @@ class Gradients:
                 total = self.team.forces(operator, terms, tolerance, self.progress)
         self.ranks.sum(total)
         found, (computed, left, squares), stats.busy = total[0], total[1], tuple(total[2].tolist())
-        # J alone is made of one density after the other
-        pairs, passes = sum(map(len, self.lists)), min(1 if factors[1].any() else len(densities), len(densities))
         stats.computed = stats.wanted = int(computed)
-        stats.skipped = passes * pairs**2 - stats.computed
+        stats.skipped = forces.passes(*factors) * sum(map(len, self.lists)) ** 2 - stats.computed
         stats.error_bound, stats.error_estimate = float(left) + more.result(), float(np.sqrt(squares))
         if self._frame.rotation is not None:
             found = found @ self._frame.rotation

@@ -177,6 +177,11 @@ class HostForces:
                 quartets += self.threads(backend, tasks, threads, arguments, found, left_out, report)
         return self.by_centres(found), quartets, left_out
 
+    @staticmethod
+    def passes(coulomb, exchange):
+        """How often `run` goes through all quartets: J alone is made of one density after the other."""
+        return min(1, len(coulomb)) if exchange.any() else len(coulomb)
+
     def by_centres(self, found):
         """Sums by the centre of each shell, shape (nshell, 3), from those of the pairs of each list, (npair, 6)."""
         gradient = np.zeros((self.basis.nshell, 3))

@@ -12,7 +12,8 @@ ket lists. First the device counts the ket pairs that count with each bra pair (
 - for large classes step 1 is that of integrals, with U in memory, and step 2 is `md4.gpu.kernels.reverse_sums`. These
   take rectangles: with each bra pair all ket pairs up to the last one that counts, whose bounds fall.
 
-J alone needs neither Gamma nor U (`DeviceForces.run_coulomb`).
+J alone needs neither Gamma nor U (`DeviceForces.begin_coulomb`). In large molecules, where most quartets count for J
+only, J is made apart from exchange.
 """
 
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ from md4.gpu.kernels.recurrence import launch_listed_r, launch_r
 from md4.gpu.kernels.reverse_fused import launch_reverse_fused
 from md4.gpu.kernels.reverse_lanes import launch_reverse_lanes
 from md4.gpu.kernels.reverse_sums import launch_reverse, reverse_tile
-from md4.gpu.kernels.select_kets import count_sizes, launch_select, packed_shells
+from md4.gpu.kernels.select_kets import count_sizes, largest_norms, launch_select, packed_shells, tails_of
 from md4.gpu.kernels.two_products import BEHIND, bra_form
 from md4.gpu.paths import bra_launcher
 from md4.gpu.r_layout import r_stride_of
@@ -43,11 +44,15 @@ from md4.gpu.tiles import blocks_of_8
 from md4.gpu.tuning import CHUNK_BYTES
 from md4.plan import QuartetRule, groups_within
 from md4.shells.schwarz import block_norms, term_growth
+from md4.shells.shell_pairs import overlapping
 
 # Most bytes of the numbers of ket pairs that tasks count together.
 COUNT_BYTES = 1 << 26
 # Primitive quartets with bounds below this part of the tolerance are left out of the shell quartets that count.
 PRIMITIVE_PART = 0.1
+# J is made apart from exchange (`DeviceForces.apart`) if less than this part of all pairs of shells overlap, of which
+# so many are looked at, and if both are predicted to take longer than this without screening.
+OVERLAPPING, PAIRS, APART_SECONDS = 0.7, 1 << 12, 1.0
 # By how much a bound may be above the tolerance and yet below it by rounding.
 ROUNDING = 1e-12
 
@@ -98,6 +103,11 @@ class Counts(NamedTuple):
     of_warps: list
 
 
+def of_terms(chosen, *arrays):
+    """Those of the `chosen` terms, without a copy if these are all."""
+    return arrays if chosen.all() else [array[chosen] for array in arrays]
+
+
 class DeviceForces(ForceTasks):
     """Derivatives of sums over all quartets by the centres of the shells; see `md4.cpu.forces.HostForces`.
 
@@ -115,27 +125,65 @@ class DeviceForces(ForceTasks):
 
     def run(self, backend, densities, coulomb, exchange, tolerance, part=0, parts=1, report=None):
         """As `md4.cpu.forces.HostForces.run`."""
-        context, nao, found = backend.context, densities.shape[-1], np.zeros((self.basis.nshell, 3))
-        if len(densities) == 0:  # all factors or all densities are zero
-            return found, 0, np.zeros(2)
-        if not exchange.any():
-            return self.run_coulomb(backend, densities, coulomb, tolerance, part, parts, report)
+        found, norms, of_j = np.zeros((self.basis.nshell, 3)), block_norms(self.basis, densities), []
+        quartets, left_out, alone, rest = 0, np.zeros(2), coulomb != 0, exchange != 0
+        if self.passes(coulomb, exchange) == exchange.any():
+            alone, rest = np.zeros_like(alone), alone | rest
+
+        def begin_coulomb():
+            given = of_terms(alone, densities, norms, coulomb)
+            of_j.append(self.begin_coulomb(backend, *given, tolerance, part, parts))
+
+        if alone.any():
+            self.check_memory_for_coulomb(backend)
+        if rest.any():
+            others = of_terms(rest, densities, norms, np.where(alone, 0.0, coulomb), exchange)
+            terms, buffers = self.terms(backend, *others, tolerance)
+            every, meanwhile = range(len(self.lists)), begin_coulomb if alone.any() else None
+            quartets, left_out = self.add(backend, every, every, terms, found, part, parts, report, meanwhile)
+            for this in buffers:
+                backend.context.pool.release(this)
+        elif alone.any():
+            begin_coulomb()
+            if report is not None:
+                report(self.seconds() / parts)
+        for count, without, made in of_j:
+            quartets, left_out = quartets + count, left_out + without
+            for task, out in made:
+                self.take(backend.context, found, task, out)
+        return found, quartets, left_out
+
+    def passes(self, coulomb, exchange):
+        """How often `run` goes through all quartets: once for exchange, and once for each density with J apart."""
+        apart = np.count_nonzero(coulomb) if self.apart or not exchange.any() else 0
+        return apart + bool(exchange.any())
+
+    @cached_property
+    def apart(self):
+        """Whether J is made apart from exchange where both are asked for.
+
+        Of large molecules most quartets count for J only, which takes little alone. That depends on how many of all
+        pairs of shells overlap, of which this is an estimate.
+        """
+        return self.seconds() > APART_SECONDS and overlapping(self.basis, PAIRS) < OVERLAPPING
+
+    def terms(self, backend, densities, norms, coulomb, exchange, tolerance):
+        """(`Terms`, what to give back after them) of densities with their `block_norms`, once there is memory."""
+        context = backend.context
         self.check_memory(backend, densities)
-        norms = block_norms(self.basis, densities)
         of_pairs = [norms[:, this.pairs.pairs[:, 0], this.pairs.pairs[:, 1]] for this in self.lists]
         d = context.pool.get(densities.size)
         context.copy_in(d.pointer, np.ascontiguousarray(densities))
-        buffer, arrays = context.pool.upload([norms, coulomb, exchange, *of_pairs], context.stream)
-        norms, j, k, *of_pairs = (array.part(0, (array.size,)) for array in arrays)
-        terms = Terms((d, j, k, nao), (norms, j, k, self.basis.nshell, tolerance), tuple(of_pairs))
-        every = range(len(self.lists))
-        quartets, left_out = self.add(backend, every, every, terms, found, part, parts, report)
-        for this in (d, buffer):
-            context.pool.release(this)
-        return found, quartets, left_out
+        given = norms, largest_norms(norms), coulomb, exchange
+        buffer, arrays = context.pool.upload([*given, *of_pairs], context.stream)
+        norms, largest, j, k, *of_pairs = (array.part(0, (array.size,)) for array in arrays)
+        of_bounds = norms, largest, j, k, self.basis.nshell, tolerance
+        return Terms((d, j, k, densities.shape[-1]), of_bounds, tuple(of_pairs)), (d, buffer)
 
-    def add(self, backend, bras, kets, terms, found, part, parts, report=None):
+    def add(self, backend, bras, kets, terms, found, part, parts, report=None, meanwhile=None):
         """Adds the derivatives of lists `bras` with lists `kets` to those of the shells.
+
+        `meanwhile` is called once, while the device is at work.
 
         Returns
         -------
@@ -158,6 +206,9 @@ class DeviceForces(ForceTasks):
                     for (here, task), counts, out in zip(dealt, every, outs):
                         quartets += self.launch(here, task, batch, counts, terms, context.pool.share, out)
                 made += zip(tasks, outs)
+            if meanwhile is not None:
+                meanwhile()
+                meanwhile = None
             for task, out in made:
                 self.take(context, found, task, out)
             if report is not None and made:
@@ -181,19 +232,26 @@ class DeviceForces(ForceTasks):
         counts = [int(start[task.last] - start[task.first]) for start, task in starts]
         return [context.pool.get(max(1, 6 * count)) for count in counts]
 
-    def run_coulomb(self, backend, densities, coulomb, tolerance, part, parts, report):
+    def begin_coulomb(self, backend, densities, norms, coulomb, tolerance, part, parts):
         """`run` without exchange: Z[ab, p] = j f_ab D_ab J_p, J_p = sum_cd f_cd D_cd [p|cd), |p| <= l_ab + 1.
 
         J alone makes J_p of all pairs (`md4.gpu.hermite_coulomb`), as if the degree of each were higher by one.
+
+        Returns
+        -------
+        quartets, left_out
+            As of `run`, of the first part only.
+        pending : list of (Task, Buffer)
+            What to `take` when the device has made it.
         """
-        context, lists = backend.context, [this.prepared for this in self.lists]
-        found, quartets, left_out = np.zeros((self.basis.nshell, 3)), 0, np.zeros(2)
-        self.check_memory_for_coulomb(backend)
-        for density, factor in zip(densities * np.sqrt(abs(coulomb))[:, None, None], coulomb.tolist()):
-            rule, count, without = self.coulomb_rule(density, 0.0 if context.dry else tolerance)
+        context, lists, pending = backend.context, [this.prepared for this in self.lists], []
+        quartets, left_out = 0, np.zeros(2)
+        for density, of_blocks, factor in zip(densities, norms, coulomb.tolist()):
+            root = np.sqrt(abs(factor))
+            rule, count, without = self.coulomb_rule(root * of_blocks, 0.0 if context.dry else tolerance)
             if part == 0:
                 quartets, left_out = quartets + count, left_out + without
-            target = DeviceCoulomb(backend, self.basis, 2 * density[None], rule, lists, more=1)
+            target = DeviceCoulomb(backend, self.basis, 2 * root * density[None], rule, lists, more=1)
             target.load(self.with_room_for_h(backend, lists))
             for l_ket, l_bra in combinations_with_replacement(sorted(target.degrees), 2):
                 target.add(l_bra, l_ket, part, parts)
@@ -203,19 +261,17 @@ class DeviceForces(ForceTasks):
                 out, sums = context.pool.get(max(1, 6 * this.nprim)), TaskSums(context, this, True)
                 target.add_products(whole, this, copysign(1.0, factor), sums.fields(1))
                 launch_forces(context, this, sums.hermite, sums.fields(1), 1, out)
-                self.take(context, found, task, out)
+                pending.append((task, out))
             target.forget()
             context.pool.release(target.buffer)
-        if report is not None:
-            report(self.seconds() / parts)
-        return found, quartets, left_out
+        return quartets, left_out, pending
 
-    def coulomb_rule(self, density, tolerance):
+    def coulomb_rule(self, norms, tolerance):
         """(`md4.plan.QuartetRule`, quartets that count, as `run` counts them, bounds of the others).
 
-        Without exchange the bound of a quartet is a product of two numbers of its pairs.
+        `norms`: the `block_norms` of a density. Without exchange the bound of a quartet is a product of two numbers of
+        its pairs.
         """
-        norms = block_norms(self.basis, density[None])[0]
         of_pairs = norms[tuple(self.shells.T)]
         own, derivative = (
             of_pairs * np.concatenate([getattr(bounds, name) for bounds in self.bounds])
@@ -263,13 +319,13 @@ class DeviceForces(ForceTasks):
         """Fields of `md4.gpu.kernels.select_kets.BoundedPairs` of a list; bounds are kept in device memory."""
         if number not in self.tables:
             bounds, of_prims = self.bounds[number], self.of_prims[number]
-            arrays = [bounds.derivative, of_prims.derivative, bounds.own, of_prims.own]
+            arrays = [bounds.derivative, of_prims.derivative, bounds.own, of_prims.own, tails_of(bounds.own)]
             arrays = [packed_shells(self.lists[number].pairs.pairs), *arrays]
             with context.alone():
                 self.tables[number] = context.pool.upload(arrays, context.stream)[1]
-        shells, *both = self.tables[number]
+        shells, *both, tails = self.tables[number]
         of_side = both[:2] if of_bra else both[2:]
-        return shells, self.lists[number].prepared.data.start, *of_side, terms.of_pairs[number]
+        return shells, self.lists[number].prepared.data.start, *of_side, tails, terms.of_pairs[number]
 
     def counts_of(self, task):
         """Numbers of both counts of a task with a list; see `md4.gpu.kernels.select_kets.KetCounts`."""

@@ -148,7 +148,11 @@ class Pool:
 
     def share(self, most):
         """Half of the bytes that can still be handed out, `most` at most; quick where there is plenty."""
-        return most if self._room() >= 2 * most else min(most, self.left() // 2)
+        if self._room() >= 2 * most:
+            return most
+        with self.lock:
+            plenty = self._room() + self._idle_bytes() >= 2 * most
+        return most if plenty else min(most, self.left() // 2)
 
     def _room(self):
         """Bytes that can be allocated at once."""

@@ -142,16 +142,22 @@ class DeviceBounds:
 
 
 def gradient_bounds(context, basis, lists):
-    """`GradientBounds` of objects with the attribute `prepared` of `PairList`, and of the primitive pairs of each."""
+    """`GradientBounds` of objects with the attribute `prepared` of `PairList`, and of the primitive pairs of each.
+
+    Where each pair has one primitive pair, they are the same.
+    """
     lists = [this.prepared for this in lists]
+    counts = [np.diff(this.pairs.start) for this in lists]
+    several = [bool((of_pairs != 1).any()) for of_pairs in counts]
+    contracted = [this for this, some in zip(lists, several) if some]
     shells = [this.pairs.pairs for this in lists]
-    shells += [np.repeat(this.pairs.pairs, np.diff(this.pairs.start), axis=0) for this in lists]
+    shells += [np.repeat(*both, axis=0) for *both, some in zip(shells, counts, several) if some]
     edges = np.cumsum([0, *map(len, shells)]).tolist()
     count, found = edges[-1], np.empty((2, edges[-1]))
-    norms, each = context.pool.get(max(1, found.size)), np.arange(1 + max((this.nprim for this in lists), default=0))
-    buffer, (one_by_one,) = context.pool.upload([each], context.stream)
-    starts = [*(this.data.start for this in lists), *[one_by_one] * len(lists)]
-    for side, start, (first, last) in zip(lists * 2, starts, pairwise(edges)):
+    norms, most = context.pool.get(max(1, found.size)), max((this.nprim for this in contracted), default=0)
+    buffer, (one_by_one,) = context.pool.upload([np.arange(1 + most)], context.stream)
+    starts = [*(this.data.start for this in lists), *[one_by_one] * len(contracted)]
+    for side, start, (first, last) in zip([*lists, *contracted], starts, pairwise(edges)):
         these = (norms.part(n * count + first, (last - first,)) for n in range(2))
         launch_derivative_norms(context, side, start, last - first, *these)
     context.copy_out(found, norms.pointer)
@@ -161,4 +167,5 @@ def gradient_bounds(context, basis, lists):
         GradientBounds(these, basis.centres, *found[:, first:last])
         for these, (first, last) in zip(shells, pairwise(edges))
     ]
-    return bounds[: len(lists)], bounds[len(lists) :]
+    of_prims = iter(bounds[len(lists) :])
+    return bounds[: len(lists)], [next(of_prims) if some else made for made, some in zip(bounds, several)]

@@ -23,6 +23,8 @@ from md4.support.display import pairs_html, shell_letter
 # A primitive pair is dropped if a bound on (ab|ab)^(1/2) of it is below this (atomic units). Its largest contribution
 # to any integral is then far below 1e-16 times the smallest integral that matters.
 PRIMITIVE_CUTOFF = 1e-25
+# Shells overlap if a bound on (ab|ab)^(1/2) of a primitive pair of theirs is larger; see `overlapping`.
+OVERLAP = 1e-13
 LOG_OF_UNITS = float(0.5 * np.log(2 * np.pi**2.5))
 
 
@@ -358,6 +360,13 @@ def primitive_estimates(basis, pairs):
     coefficients = basis.log_coefficients[ka] + basis.log_coefficients[kb]
     given = basis.exponents[ka], basis.exponents[kb], la[owner], lb[owner], coefficients, distance2
     return owner, ka, kb, distance2, make_schwarz_estimate(np)(*given)
+
+
+def overlapping(basis, count):
+    """About which part of all pairs of shells have (ab|ab)^(1/2) above `OVERLAP`, by `count` random pairs."""
+    pairs = -np.sort(-np.random.default_rng(0).integers(basis.nshell, size=(count, 2)))
+    owner, *_, estimates = primitive_estimates(basis, pairs)
+    return len(np.unique(owner[estimates > log_cutoff(OVERLAP)])) / count
 
 
 def shell_pairs(basis, pairs, cutoff=PRIMITIVE_CUTOFF):

@@ -83,6 +83,63 @@ def test_energies(count, options, way):
     assert_same(*both(SMALL, lambda jk: jk.gradient(dm, tolerance=0, **options)))
 
 
+@pytest.fixture
+def apart(monkeypatch):
+    """J is made apart from exchange, whatever overlaps."""
+    monkeypatch.setattr(forces, "APART_SECONDS", 0.0)
+    monkeypatch.setattr(forces, "OVERLAPPING", 2.0)
+
+
+@pytest.mark.parametrize("options, passes", [
+    ({}, 2), ({"coulomb": -0.3, "exchange": 0.2, "long_range": (0.4, 0.6)}, 3), ({"coulomb": 0.0}, 1),
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("count", [None, 2], ids=["closed shell", "two spins"])
+def test_j_apart(count, options, passes, apart):
+    dm, computed = symmetric(SMALL.nao, count), {}
+
+    def call(jk):
+        found = jk.gradient(dm, tolerance=0, **options)
+        assert jk.stats.skipped == 0
+        computed[jk.engine.backend.name] = jk.stats.computed, sum(map(len, jk.lists)) ** 2
+        return found
+
+    assert_same(*both(SMALL, call))
+    count, every = computed["cuda"]
+    assert count == passes * every
+
+
+def test_products_with_j_apart(apart):
+    """Two of them have both, one has J and one exchange only."""
+    left, right = np.random.default_rng(0).normal(size=(2, 4, SMALL.nao, SMALL.nao))
+    factors = [1.0, 0.3, 0.7, 0.0], [0.5, -1.0, 0.0, 0.4]
+
+    def call(jk):
+        found = jk.product_gradient(left, right, *factors, tolerance=0)
+        assert jk.stats.skipped == 0
+        return found
+
+    assert_same(*both(SMALL, call))
+
+
+def test_where_j_is_apart():
+    """In large molecules that do not overlap as a whole."""
+    found = []
+    for gap in (2.5, 0.05):
+        jk = md4.JK(molecule("; ".join(f"He 0 0 {gap * n}" for n in range(30)), "6-31g"), backend="cpu")
+        jk._make_lists()
+        found.append(forces.DeviceForces(jk.basis, jk.lists, [], []))
+    spread, close = found
+    assert not spread.apart  # it takes no time
+    del spread.apart
+    spread.seconds = close.seconds = lambda: 1e3
+    assert spread.apart
+    assert not close.apart
+    factors = [([1, 0, 0], [0, 1, 1]), ([1, 1], [1, 1]), ([1, 1], [0, 0]), ([0], [1]), ([], [])]
+    factors = [[np.array(given) for given in both] for both in factors]
+    assert [spread.passes(*both) for both in factors] == [2, 3, 2, 1, 0]
+    assert [close.passes(*both) for both in factors] == [1, 1, 2, 1, 0]
+
+
 @pytest.mark.parametrize("call", [
     lambda jk, dm: jk.gradient(dm, exchange=0.0, tolerance=1e-30), lambda jk, dm: jk.derivative_jk(dm, with_k=False)[0],
 ], ids=["forces", "derivatives"])  # fmt: skip
@@ -194,9 +251,18 @@ def test_a_molecule_in_a_plane(highest, pure, monkeypatch):
 CHAIN = "; ".join(f"H {0.1 * (n % 2)} {0.2 * (n % 3)} {1.5 * n}" for n in range(4))
 
 
+def test_errors_are_bounded_with_j_apart(apart):
+    check_bounds(1.0, 2)
+
+
 @pytest.mark.sample("lanes-*")
 @pytest.mark.parametrize("exchange", [1.0, 0.0])
 def test_errors_are_bounded(way, exchange):
+    check_bounds(exchange, 1)
+
+
+def check_bounds(exchange, passes):
+    """Errors of a chain for four tolerances, and statistics of a gradient that goes through all quartets so often."""
     mol = molecule(CHAIN, {"H": [[0, [0.9, 1.0]]]})
     dm = symmetric(mol.nao)
     exact, before = md4.JK(mol, backend="cpu").gradient(dm, exchange=exchange, tolerance=0), (0.0, 0)
@@ -206,7 +272,7 @@ def test_errors_are_bounded(way, exchange):
             found, stats = jk.gradient(dm, exchange=exchange, tolerance=tolerance), jk.stats
             assert 0 < stats.error_estimate <= stats.error_bound
             assert abs(found - exact).max() <= stats.error_bound
-            assert stats.computed + stats.skipped == sum(map(len, jk.lists)) ** 2
+            assert stats.computed + stats.skipped == passes * sum(map(len, jk.lists)) ** 2
             assert before < (stats.error_bound, stats.skipped)
             before = stats.error_bound, stats.skipped
     assert not found.any()

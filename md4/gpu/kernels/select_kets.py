@@ -10,9 +10,12 @@ quartet that counts, primitive quartets are left out for which the same with F' 
 `limit`.
 
 First the kernel counts, for each bra pair, the ket pairs, and for each primitive bra pair, the primitive ket pairs, and
-adds up the bounds of what does not count, and their squares. For classes whose quartets are listed it runs again when
-the host has made room: it lists the shell quartets, those of each bra pair together, and the primitive quartets, those
-of each primitive bra pair together, both in the order of the ket pairs that a warp takes, and one warp after the other.
+adds up the bounds of what does not count, and their squares. Bounds of ket pairs fall, so it ends where those of all
+others are below `EARLY` times the tolerance, with the largest |D| of any shells in place of those of the quartet. These
+larger bounds are added up there, which hardly changes the sums. For classes whose quartets are listed the kernel runs
+again when the host has made room: it lists the shell quartets, those of each bra pair together, and the primitive
+quartets, those of each primitive bra pair together, both in the order of the ket pairs that a warp takes, and one warp
+after the other.
 
 A block takes a bra pair, and each of its warps 32 ket pairs at a time, whose primitive pairs are divided among the
 lanes, unless each has one only. In shared memory each warp has a number of each primitive bra pair: how many primitive
@@ -21,6 +24,8 @@ before it find.
 """
 
 from typing import NamedTuple
+
+import numpy as np
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, I64, I64_2D, cuda, i32, i64, jit_device, types, u32, u64
@@ -33,6 +38,8 @@ THREADS, WARPS = 128, 4
 ROW_BYTES = 48 << 10
 # What else a block has there besides its numbers of primitive pairs, at most.
 OTHER_BYTES = 128
+# Ket pairs are left out together where the largest of their bounds could be below this part of the tolerance.
+EARLY = 0.01
 
 
 class BoundedPairs(NamedTuple):
@@ -48,6 +55,9 @@ class BoundedPairs(NamedTuple):
         F' of the bra, or F of the ket.
     of_prims : float64 array
         F' or F of each primitive pair.
+    tails : float64 array
+        Of the ket: the largest F of all pairs from the first on, from the `THREADS`-th, from twice the `THREADS`-th
+        and so on, and 0 behind the last; then their sum, and that of their squares, in the same way.
     norms : float64 array
         |D| of each pair, one density after the other.
     """
@@ -56,6 +66,7 @@ class BoundedPairs(NamedTuple):
     start: I64
     bounds: F64
     of_prims: F64
+    tails: F64
     norms: F64
 
 
@@ -66,6 +77,8 @@ class Norms(NamedTuple):
     ----------
     numbers : float64 array
         |D| of all pairs of shells, `nshell` by `nshell` for each density.
+    largest : float64 array
+        The largest number in each row of `numbers`, and after those of a density the largest of all.
     coulomb, exchange : float64 array
         j and k of each.
     nshell : int64
@@ -73,6 +86,7 @@ class Norms(NamedTuple):
     """
 
     numbers: F64
+    largest: F64
     coulomb: F64
     exchange: F64
     nshell: i64
@@ -153,6 +167,28 @@ def bound_from_shared(norms, ket, cd, shells, rows_at):
     return total
 
 
+def largest_bound(norms, a, b):
+    """What the densities give the bound of a quartet of a and b with any other shells at most (device function)."""
+    total, nshell = 0.0, norms.nshell
+    for s in range(norms.coulomb.size):
+        row = s * (nshell + 1)
+        total += abs(norms.coulomb[s]) * norms.numbers[(s * nshell + a) * nshell + b] * norms.largest[row + nshell]
+        total += abs(norms.exchange[s]) * norms.largest[row + a] * norms.largest[row + b]
+    return total
+
+
+def early_end(tails, reach, limit):
+    """The n from which `reach` times `BoundedPairs.tails` are below a limit; all of them fall (device function)."""
+    first, last = i64(0), tails.size // 3 - 1
+    while first < last:
+        middle = (first + last) >> 1
+        if reach * tails[middle] < limit:
+            last = middle
+        else:
+            first = middle + 1
+    return first
+
+
 def bring_norms(norms, rows, a, b, tid, threads):
     """Writes |k|/2 times the row a of |D|, the row b, for each density, and then |j| |D_ab| (device function)."""
     nshell, count = norms.nshell, norms.coulomb.size
@@ -177,6 +213,7 @@ def select_kets(by_table=False):
     """Kernel factory; all sizes are run-time numbers. `by_table`: the norms are those of a table of Gamma."""
     threads, warps, from_memory, from_table = THREADS, WARPS, jit_device(bound_from_memory), jit_device(norm_in_table)
     from_shared, bring = jit_device(bound_from_shared), jit_device(bring_norms)
+    of_all, end_of = jit_device(largest_bound), jit_device(early_end)
     of_gamma = TableNorms if by_table else Norms
 
     def kernel(
@@ -190,9 +227,18 @@ def select_kets(by_table=False):
         a, b, own = bra.shells[ab] >> 32, bra.shells[ab] & 0xFFFFFFFF, bra.bounds[ab]
         first_prim, nprim = bra.start[ab], bra.start[ab + 1] - bra.start[ab]
         of_chunk, width, of_rows = first_prim - bra.start[first_bra], nprim + 1, i64(0)
+        behind, left, squares = i32(table.first[pair, 1] if write else nket), 0.0, 0.0
+        if not by_table and not write:
+            reach = own * of_all(norms, a, b)
+            early, count = end_of(ket.tails, reach, EARLY * norms.tolerance), ket.tails.size // 3
+            behind = i32(min(nket, early * threads))
+            if tid == 0:
+                left = reach * ket.tails[count + early]
+                squares = reach * reach * ket.tails[2 * count + early]
         if not by_table and near:
             of_rows = norms.coulomb.size * (2 * norms.nshell + 1)
-            bring(norms, rows, a, b, tid, threads)
+            if behind > 0:
+                bring(norms, rows, a, b, tid, threads)
         # the warp's numbers, behind the norms in shared memory, and those of all warps in memory
         mine, of_pair, n = 2 * of_rows + warp * width, (of_chunk + pair) * warps, lane
         while n < width:
@@ -207,8 +253,7 @@ def select_kets(by_table=False):
             found[mine + n] = place
             n += 32
         cuda.syncthreads()
-        behind = i32(table.first[pair, 1] if write else nket)
-        many, below, last, left, squares = i32(found[mine + nprim]), u32((i64(1) << lane) - 1), i32(0), 0.0, 0.0
+        many, below, last = i32(found[mine + nprim]), u32((i64(1) << lane) - 1), i32(0)
         rows_at, n = i32(shared_address(rows)), i32(tid)
         mine_at, prims_at = i32(rows_at + 4 * mine), address_of(bra.of_prims, first_prim)
         next_cd = u64(u32(max(0, min(n, i32(behind - 1)))))
@@ -320,6 +365,22 @@ def select_kets(by_table=False):
 # launcher
 
 
+def tails_of(bounds):
+    """`BoundedPairs.tails` of the bounds of a list."""
+    steps = np.arange(0, len(bounds), THREADS)
+    with np.errstate(over="ignore"):
+        highest = np.maximum.reduceat(bounds, steps) if len(steps) else bounds
+        sums = [np.add.reduceat(values, steps) if len(steps) else values for values in (bounds, bounds**2)]
+        upto = [np.maximum.accumulate(highest[::-1]), *(np.cumsum(values[::-1]) for values in sums)]
+    return np.concatenate([np.append(values[::-1], 0.0) for values in upto])
+
+
+def largest_norms(norms):
+    """`Norms.largest` of the norms of blocks of densities, shape (n, nshell, nshell)."""
+    rows = norms.max(axis=2)
+    return np.append(rows, rows.max(axis=1, keepdims=True), axis=1)
+
+
 def packed_shells(pairs):
     """Both shells of each pair, given in shape (npair, 2), in one int64: the first one in its upper half."""
     return pairs[:, 0] << 32 | pairs[:, 1]
@@ -345,7 +406,7 @@ def launch_select(context, npair, most, bra, first_bra, ket, nket, norms, limit,
     limit : float
         Bounds below which primitive quartets are left out.
     """
-    nothing, nbytes = counts[0].part(0, (0,)), ROW_BYTES + 1 if by_table else 8 * norms[1].size * (2 * norms[3] + 1)
+    nothing, nbytes = counts[0].part(0, (0,)), ROW_BYTES + 1 if by_table else 8 * norms[2].size * (2 * norms[4] + 1)
     near = nbytes <= ROW_BYTES
     context.launch(
         Variant(select_kets, (by_table,)), npair, THREADS, nbytes * near + 4 * WARPS * (most + 1), bra, first_bra, ket,

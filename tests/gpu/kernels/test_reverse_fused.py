@@ -13,7 +13,15 @@ import md4
 from md4.gpu import reverse_ways
 from md4.gpu.buffers import Buffer
 from md4.gpu.kernels import reverse_fused, select_kets
-from md4.gpu.kernels.select_kets import THREADS, WARPS, count_sizes, launch_select, packed_shells
+from md4.gpu.kernels.select_kets import (
+    THREADS,
+    WARPS,
+    count_sizes,
+    largest_norms,
+    launch_select,
+    packed_shells,
+    tails_of,
+)
 from md4.gpu.tuning import REVERSE
 
 
@@ -62,20 +70,64 @@ def check(basis):
     assert "reverse_sums" not in machine.kernels
 
 
+def use(monkeypatch, **constants):
+    """Constants of `select_kets` with other values."""
+    for name, value in constants.items():
+        monkeypatch.setattr(select_kets, name, value)
+
+
+def largest_bounds(bounds, j, k, norms, shells):
+    """Bounds of bra pairs with any shells of kets, whose own bounds are 1; both densities added up."""
+    of_pairs, rows = norms[:, shells[0], shells[1]], norms.max(axis=2)
+    largest = abs(j) @ (of_pairs * rows.max(axis=1, keepdims=True))
+    return bounds * (largest + abs(k) @ (rows[:, shells[0]] * rows[:, shells[1]]))
+
+
+def replace_last(size, reach, bounds, limit):
+    """Whether some of the last bounds of quartets, in whole turns of threads, are below a limit with the largest |D|.
+
+    They are replaced by these larger bounds.
+    """
+    assert (size <= np.outer(reach, bounds) * (1 + 1e-12)).all()
+    found = False
+    for row, of_bra in zip(size, reach):
+        behind = np.max(np.flatnonzero(of_bra * bounds >= limit) + 1, initial=0)
+        behind = -(-behind // THREADS) * THREADS
+        row[behind:] = of_bra * bounds[behind:]
+        found = found or behind < len(bounds)
+    return found
+
+
+def in_order(counts, surviving, first, own, start):
+    """Shell quartets and primitive quartets in the order of the lists: (bra, ket), and with its shell quartet."""
+    nbra, nket = counts.shape
+    # each warp takes 32 ket pairs, the next ones the next warp
+    of_warps = [[cd for cd in range(nket) if cd // 32 % WARPS == warp] for warp in range(WARPS)]
+    of_shells = [(first + n, cd) for n in range(nbra) for warp in of_warps for cd in warp if counts[n, cd]]
+    of_prims = [
+        (start[0][first] + i, q, of_shells.index((first + n, cd))) for i, n in enumerate(own) for warp in of_warps
+        for cd in warp for q in range(*start[1][cd : cd + 2]) if surviving[i, q]
+    ]  # fmt: skip
+    return of_shells, of_prims
+
+
 @pytest.mark.races
 @pytest.mark.parametrize("near", [True, False])
-@pytest.mark.parametrize("nket", [1, 31, THREADS, 2 * THREADS + 5])
-def test_selected_kets(nket, near, monkeypatch):
+@pytest.mark.parametrize("nket, early", [
+    (1, 0.01), (31, 1.0), (THREADS, 1.0), (2 * THREADS + 5, 0.01), (3 * THREADS, 1.0), (3 * THREADS + 5, 1.0),
+])  # fmt: skip
+def test_selected_kets(nket, early, near, monkeypatch):
     """Numbers, bounds and lists of quartets of a slice of a bra list, beside NumPy; pairs without primitives, too.
 
-    Norms of densities are in shared memory, or where there are many, not.
+    Norms of densities are in shared memory, or where there are many, not. The last ket pairs are left out together.
     """
-    monkeypatch.setattr(select_kets, "ROW_BYTES", 176 if near else 175)
+    use(monkeypatch, ROW_BYTES=176 if near else 175, EARLY=early)
     rng, nshell, first, nbra = np.random.default_rng(nket), 5, 2, 3
     shells = [rng.integers(nshell, size=(count, 2)) for count in (first + nbra, nket)]
     start = [np.append(0, np.cumsum(rng.integers(0, 4, len(these)))) for these in shells]
     start[0][first + 1 :] += 1  # the first bra pair that takes part has one at least
-    bounds, norms = [rng.uniform(0, 1, len(these)) for these in shells], rng.uniform(0, 1, (2, nshell, nshell))
+    bounds, norms = [rng.uniform(0.4, 1, len(these)) for these in shells], rng.uniform(0, 1, (2, nshell, nshell))
+    bounds[1] *= np.where(np.arange(nket) < THREADS, 1.0, 0.1)  # fall, but not one by one
     of_prims = [rng.uniform(0, 1, these[-1]) for these in start]
     j, k, tolerance, limit = np.array([1.0, 0.0]), np.array([-0.5, 2.0]), 0.4, 0.3
     (a, b), (c, d) = shells[0][first:].T[:, :, None], shells[1].T
@@ -90,10 +142,10 @@ def test_selected_kets(nket, near, monkeypatch):
     with running():
         context = md4.Engine(basis_of((0,)), backend="cuda").backend.context
         of_pairs = [norms[:, these[:, 0], these[:, 1]] for these in shells]
-        arrays = zip(map(packed_shells, shells), start, bounds, of_prims, of_pairs)
+        arrays = zip(map(packed_shells, shells), start, bounds, of_prims, map(tails_of, bounds), of_pairs)
         arrays = [context.pool.upload(side, context.stream)[1] for side in arrays]
         arrays = [(*these, of.part(0, (of.size,))) for *these, of in arrays]
-        given = *(sent(context, array) for array in (norms, j, k)), nshell, tolerance
+        given = *(sent(context, array) for array in (norms, largest_norms(norms), j, k)), nshell, tolerance
         sizes, left = count_sizes(nbra, len(own)), context.pool.get(2 * (first + nbra))
         context.clear(left)
         numbers = [Buffer((room := context.pool.get(size)).pointer, (size,), 4, room) for size in sizes]
@@ -111,18 +163,13 @@ def test_selected_kets(nket, near, monkeypatch):
     last = [max(np.flatnonzero(row), default=-1) + 1 for row in counts]
     np.testing.assert_array_equal(pairs, np.stack([counts.sum(axis=1), last], axis=1))
     np.testing.assert_array_equal(prims, surviving.sum(axis=1))
+    of_bras = largest_bounds(bounds[0][first:], j, k, norms, (a[:, 0], b[:, 0])), bounds[1], early * tolerance
+    assert replace_last(size, *of_bras) == (early == 1.0 and nket > THREADS)
     right = np.stack([(size * ~counts).sum(axis=1), (size**2 * ~counts).sum(axis=1)], axis=1)
     without = np.array([(of_quartets * skipped)[own == n].sum(axis=0) for n in range(nbra)])
     right += np.stack([without.sum(axis=1), (without**2).sum(axis=1)], axis=1)
     np.testing.assert_allclose(sums[first:], right, 1e-12)
     assert not sums[:first].any()
-    # each warp takes 32 ket pairs, the next ones the next warp
-    of_warps = [[cd for cd in range(nket) if cd // 32 % WARPS == warp] for warp in range(WARPS)]
-    of_shells = [(first + n, cd) for n in range(nbra) for warp in of_warps for cd in warp if counts[n, cd]]
-    of_prims = [
-        (start[0][first] + i, q, of_shells.index((first + n, cd))) for i, n in enumerate(own) for warp in of_warps
-        for cd in warp for q in range(*start[1][cd : cd + 2]) if surviving[i, q]
-    ]  # fmt: skip
-    np.testing.assert_array_equal(shells_of, np.reshape(of_shells, (-1, 2)))
-    np.testing.assert_array_equal(listed, np.reshape(of_prims, (-1, 3)))
+    for ours, right in zip((shells_of, listed), in_order(counts, surviving, first, own, start)):
+        np.testing.assert_array_equal(ours, np.reshape(right, ours.shape))
     assert nket < 100 or (0 < counts.sum() < counts.size and surviving.any() and skipped.any())
