@@ -222,7 +222,7 @@ def launch_gradient(backend, bra, ket):
     lists = [PairList(side, *[np.ones(len(side))] * 3, (0, 0)) for side in (bra, ket)]
     basis = Basis.from_arrays([0, 0], [[1.0]] * 2, [[1.0]] * 2, np.zeros((2, 3)))
     bounds = [GradientBounds(this.pairs.pairs, basis.centres, this.exact, this.exact) for this in lists]
-    of_densities = forces.Terms((NOTHING,) * 3 + (1,), (NOTHING,) * 3 + (1, 0.0), (NOTHING, NOTHING))
+    of_densities = forces.Terms((NOTHING,) * 3 + (1,), (NOTHING,) * 4 + (1, 0.0), (NOTHING, NOTHING))
     of_table = TableTerms(NOTHING, NOTHING, 0.0, dict.fromkeys((0, 1), (0, 0)), (1, 1), (1, 1), (NOTHING, NOTHING))
     made = forces.DeviceForces(basis, lists, bounds, bounds)
     launch_norms(backend.context, of_table.gamma_of(0, 1), bra, ket, of_table.norms_of(0, 1))

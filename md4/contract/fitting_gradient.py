@@ -249,13 +249,12 @@ class FittingGradient:
             of_rows, count = out[numbers[number]][rows], sides[numbers[number]].shape[1]
             chosen = np.arange(count)[own][some]
             i, j = np.nonzero(np.arange(count) <= chosen[:, None])
-            table = algebra.xp.ascontiguousarray(block.transpose(1, 0, 2)).reshape(len(of_rows), -1)
-            columns, made = algebra.send(i * count + j), of_rows
-            if len(i) < of_rows.shape[1]:
-                made = algebra.empty((len(of_rows), len(i)))
-            algebra.gather(table, columns, made)
-            if made is not of_rows:
-                of_rows[:, algebra.send(chosen[i] * (chosen[i] + 1) // 2 + j)] = made
+            if len(i) == of_rows.shape[1]:
+                table = algebra.xp.ascontiguousarray(block.transpose(1, 0, 2)).reshape(len(of_rows), -1)
+                algebra.gather(table, algebra.send(i * count + j), of_rows)
+            else:
+                i, j, places = map(algebra.send, (i, j, chosen[i] * (chosen[i] + 1) // 2 + j))
+                of_rows[:, places] = block.transpose(1, 0, 2)[:, i, j]
 
         transform(self.fitting, [(sides[n][:, own], sides[n]) for n in numbers], take, columns)
 

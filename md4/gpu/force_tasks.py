@@ -179,10 +179,12 @@ class ForceTasks:
 
     def check_memory_for_coulomb(self, backend):
         """As `check_memory`, of J alone."""
-        matrices, sums = 16 * self.basis.nao**2, self.coulomb_bytes(1)
+        matrices, of_rows = 16 * self.basis.nao**2, self.coulomb_bytes(1)
         h = max(backend.hermite_bytes(this.pairs) for this in self.lists)
         z = max(this.prepared.facts.max_prim * z_bytes(this.prepared) for this in self.lists)
-        of = {"densities": matrices, "Hermite functions": sums, "the H matrices of one list": h, "a shell pair": z}
+        out = 96 * sum(this.pairs.nprim for this in self.lists)  # of two densities, before they are taken
+        of = {"densities": matrices, "Hermite functions": of_rows, "derivatives": out, "the H matrices of one list": h}
+        of |= {"a shell pair": z}
         self.require(backend, of)
 
     def coulomb_bytes(self, densities):

@@ -12,23 +12,22 @@ ket lists. First the device counts the ket pairs that count with each bra pair (
 - for large classes step 1 is that of integrals, with U in memory, and step 2 is `md4.gpu.kernels.reverse_sums`. These
   take rectangles: with each bra pair all ket pairs up to the last one that counts, whose bounds fall.
 
-J alone needs neither Gamma nor U (`DeviceForces.begin_coulomb`). In large molecules, where most quartets count for J
-only, J is made apart from exchange.
+J alone needs neither Gamma nor U (`md4.gpu.coulomb_forces`). In large molecules it is made apart from exchange.
 """
 
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import combinations_with_replacement
-from math import copysign, inf
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
 
 from md4.gpu.buffers import Buffer, words
+from md4.gpu.coulomb_forces import CoulombBounds, CoulombForces, apart_from_exchange
 from md4.gpu.dealing import Dealer
 from md4.gpu.force_tasks import ForceTasks
 from md4.gpu.h_layout import BRA_TURNED, KET_ELEMENTS
-from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
+from md4.gpu.hermite_coulomb import first_aos
 from md4.gpu.kernels.gamma_blocks import gamma_numbers, launch_gamma, launch_gamma_of_table
 from md4.gpu.kernels.pair_forces import launch_forces
 from md4.gpu.kernels.recurrence import launch_listed_r, launch_r
@@ -42,19 +41,13 @@ from md4.gpu.r_layout import r_stride_of
 from md4.gpu.reverse_ways import Listed, TaskSums, Way, chunks, columns, hermite_side, parts_of
 from md4.gpu.tiles import blocks_of_8
 from md4.gpu.tuning import CHUNK_BYTES
-from md4.plan import QuartetRule, groups_within
-from md4.shells.schwarz import block_norms, term_growth
-from md4.shells.shell_pairs import overlapping
+from md4.plan import groups_within
+from md4.shells.schwarz import block_norms
 
 # Most bytes of the numbers of ket pairs that tasks count together.
 COUNT_BYTES = 1 << 26
 # Primitive quartets with bounds below this part of the tolerance are left out of the shell quartets that count.
 PRIMITIVE_PART = 0.1
-# J is made apart from exchange (`DeviceForces.apart`) if less than this part of all pairs of shells overlap, of which
-# so many are looked at, and if both are predicted to take longer than this without screening.
-OVERLAPPING, PAIRS, APART_SECONDS = 0.7, 1 << 12, 1.0
-# By how much a bound may be above the tolerance and yet below it by rounding.
-ROUNDING = 1e-12
 
 
 class Terms(NamedTuple):
@@ -108,7 +101,7 @@ def of_terms(chosen, *arrays):
     return arrays if chosen.all() else [array[chosen] for array in arrays]
 
 
-class DeviceForces(ForceTasks):
+class DeviceForces(ForceTasks, CoulombBounds):
     """Derivatives of sums over all quartets by the centres of the shells; see `md4.cpu.forces.HostForces`.
 
     Parameters
@@ -125,47 +118,35 @@ class DeviceForces(ForceTasks):
 
     def run(self, backend, densities, coulomb, exchange, tolerance, part=0, parts=1, report=None):
         """As `md4.cpu.forces.HostForces.run`."""
-        found, norms, of_j = np.zeros((self.basis.nshell, 3)), block_norms(self.basis, densities), []
-        quartets, left_out, alone, rest = 0, np.zeros(2), coulomb != 0, exchange != 0
-        if self.passes(coulomb, exchange) == exchange.any():
-            alone, rest = np.zeros_like(alone), alone | rest
-
-        def begin_coulomb():
-            given = of_terms(alone, densities, norms, coulomb)
-            of_j.append(self.begin_coulomb(backend, *given, tolerance, part, parts))
-
-        if alone.any():
-            self.check_memory_for_coulomb(backend)
+        found, norms = np.zeros((self.basis.nshell, 3)), block_norms(self.basis, densities)
+        with_k = exchange != 0
+        # J of these is made apart, the other terms are made together
+        alone = (coulomb != 0) & (self.apart or not with_k.any())
+        rest = with_k | (coulomb != 0) & ~alone
+        given = of_terms(alone, densities, norms, coulomb)
+        of_j = CoulombForces(self, backend, *given, tolerance, part, parts, found)
+        quartets, left_out = 0, np.zeros(2)
         if rest.any():
             others = of_terms(rest, densities, norms, np.where(alone, 0.0, coulomb), exchange)
             terms, buffers = self.terms(backend, *others, tolerance)
-            every, meanwhile = range(len(self.lists)), begin_coulomb if alone.any() else None
-            quartets, left_out = self.add(backend, every, every, terms, found, part, parts, report, meanwhile)
+            every = range(len(self.lists))
+            quartets, left_out = self.add(backend, every, every, terms, found, part, parts, report, of_j.begin)
             for this in buffers:
                 backend.context.pool.release(this)
-        elif alone.any():
-            begin_coulomb()
-            if report is not None:
-                report(self.seconds() / parts)
-        for count, without, made in of_j:
-            quartets, left_out = quartets + count, left_out + without
-            for task, out in made:
-                self.take(backend.context, found, task, out)
-        return found, quartets, left_out
-
-    def passes(self, coulomb, exchange):
-        """How often `run` goes through all quartets: once for exchange, and once for each density with J apart."""
-        apart = np.count_nonzero(coulomb) if self.apart or not exchange.any() else 0
-        return apart + bool(exchange.any())
+        of_j.end()
+        if report is not None and not rest.any():
+            report(self.seconds() / parts)
+        return found, quartets + of_j.quartets, left_out + of_j.left_out
 
     @cached_property
     def apart(self):
-        """Whether J is made apart from exchange where both are asked for.
+        """See `md4.gpu.coulomb_forces.apart_from_exchange`."""
+        return apart_from_exchange(self.basis)
 
-        Of large molecules most quartets count for J only, which takes little alone. That depends on how many of all
-        pairs of shells overlap, of which this is an estimate.
-        """
-        return self.seconds() > APART_SECONDS and overlapping(self.basis, PAIRS) < OVERLAPPING
+    def passes(self, coulomb, exchange):
+        """How often `run` goes through all quartets: once for exchange, and once for each density with J apart."""
+        apart = int(np.count_nonzero(coulomb)) if self.apart or not exchange.any() else 0
+        return apart + bool(exchange.any())
 
     def terms(self, backend, densities, norms, coulomb, exchange, tolerance):
         """(`Terms`, what to give back after them) of densities with their `block_norms`, once there is memory."""
@@ -231,89 +212,6 @@ class DeviceForces(ForceTasks):
         starts = [(self.lists[task.number].pairs.start, task) for task in tasks]
         counts = [int(start[task.last] - start[task.first]) for start, task in starts]
         return [context.pool.get(max(1, 6 * count)) for count in counts]
-
-    def begin_coulomb(self, backend, densities, norms, coulomb, tolerance, part, parts):
-        """`run` without exchange: Z[ab, p] = j f_ab D_ab J_p, J_p = sum_cd f_cd D_cd [p|cd), |p| <= l_ab + 1.
-
-        J alone makes J_p of all pairs (`md4.gpu.hermite_coulomb`), as if the degree of each were higher by one.
-
-        Returns
-        -------
-        quartets, left_out
-            As of `run`, of the first part only.
-        pending : list of (Task, Buffer)
-            What to `take` when the device has made it.
-        """
-        context, lists, pending = backend.context, [this.prepared for this in self.lists], []
-        quartets, left_out = 0, np.zeros(2)
-        for density, of_blocks, factor in zip(densities, norms, coulomb.tolist()):
-            root = np.sqrt(abs(factor))
-            rule, count, without = self.coulomb_rule(root * of_blocks, 0.0 if context.dry else tolerance)
-            if part == 0:
-                quartets, left_out = quartets + count, left_out + without
-            target = DeviceCoulomb(backend, self.basis, 2 * root * density[None], rule, lists, more=1)
-            target.load(self.with_room_for_h(backend, lists))
-            for l_ket, l_bra in combinations_with_replacement(sorted(target.degrees), 2):
-                target.add(l_bra, l_ket, part, parts)
-            for task in self.tasks(backend, range(len(lists)), []):
-                whole = lists[task.number]
-                this = whole[task.first : task.last]
-                out, sums = context.pool.get(max(1, 6 * this.nprim)), TaskSums(context, this, True)
-                target.add_products(whole, this, copysign(1.0, factor), sums.fields(1))
-                launch_forces(context, this, sums.hermite, sums.fields(1), 1, out)
-                pending.append((task, out))
-            target.forget()
-            context.pool.release(target.buffer)
-        return quartets, left_out, pending
-
-    def coulomb_rule(self, norms, tolerance):
-        """(`md4.plan.QuartetRule`, quartets that count, as `run` counts them, bounds of the others).
-
-        `norms`: the `block_norms` of a density. Without exchange the bound of a quartet is a product of two numbers of
-        its pairs.
-        """
-        of_pairs = norms[tuple(self.shells.T)]
-        own, derivative = (
-            of_pairs * np.concatenate([getattr(bounds, name) for bounds in self.bounds])
-            for name in ("own", "derivative")
-        )  # fmt: skip
-        order = np.sort(own)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            limits = np.where(derivative > 0, tolerance * (1 + ROUNDING) / derivative, np.inf)
-        left = np.searchsorted(order, limits) if tolerance > 0 else np.zeros(len(own), dtype=np.int64)
-        sums = (np.append(0, np.cumsum(order**n))[left] @ derivative**n for n in (1, 2))
-        rule = self.product_rule(tolerance, derivative, own, norms)
-        return rule, len(own) ** 2 - int(left.sum()), np.array([*sums])
-
-    def product_rule(self, tolerance, derivative, own, norms):
-        """The `md4.plan.QuartetRule` for bounds that are `derivative` of one pair times `own` of the other one.
-
-        `norms` are those of the densities: whether FP32 has the range for them.
-        """
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            ratios, terms = np.where(derivative > 0, own / derivative, 0.0), derivative * self.term_ratios
-        return QuartetRule(tolerance, self.shells, derivative, terms, ratios, norms, np.zeros(0, dtype=np.int32))
-
-    @cached_property
-    def shells(self):
-        """Those of all pairs of all lists, one list after the other, shape (npair, 2)."""
-        return np.concatenate([this.pairs.pairs for this in self.lists])
-
-    @cached_property
-    def term_ratios(self):
-        """The larger one of T / F and T' / F' of each pair of all lists, T as in `md4.contract.screening`.
-
-        The terms of a contracted pair, one for each primitive pair, have moduli below the bounds of these.
-        """
-        found = []
-        for this, bounds, of_prims in zip(self.lists, self.bounds, self.of_prims):
-            counts = np.diff(this.pairs.start)
-            owner = np.repeat(np.arange(len(counts)), counts)
-            sums = (np.bincount(owner, values, len(counts)) for values in (of_prims.own, of_prims.derivative))
-            with np.errstate(divide="ignore", invalid="ignore"):
-                both = [of_terms / of_pair for of_terms, of_pair in zip(sums, (bounds.own, bounds.derivative))]
-            found.append(np.nan_to_num(np.fmax(*both), nan=1.0, posinf=np.inf) * term_growth(counts))
-        return np.concatenate(found)
 
     def bounded(self, context, number, of_bra, terms):
         """Fields of `md4.gpu.kernels.select_kets.BoundedPairs` of a list; bounds are kept in device memory."""

@@ -127,7 +127,7 @@ class DeviceCoulomb:
         context = backend.context
         size, self.buffer = twice.size, context.pool.get(2 * twice.size)
         self.twice, self.y = self.buffer.part(0, (size,)), self.buffer.part(size, (size,))
-        context.copy_in(self.twice.pointer, np.ascontiguousarray(twice))
+        context.copy_in_pieces(self.twice.pointer, np.ascontiguousarray(twice))
         context.clear(self.y)
         self.order(rule, lists)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numba import cuda
 
 from md4.errors import MemoryLimitError
-from md4.gpu.buffers import Buffer, copy_to_device
+from md4.gpu.buffers import Buffer, copy_in_pieces
 from md4.gpu.device_shares import held_on, pools_on, register, shares
 from md4.gpu.dlpack import DeviceArray
 from md4.gpu.tuning import TRACK_BYTES
@@ -344,7 +344,7 @@ class Pool:
         packed = np.concatenate([a.reshape(-1).view(np.int64) for a in arrays])
         items = max(1, packed.size)
         buffer = self.fresh(items) if fresh else self.get(items, track)
-        copy_to_device(buffer.pointer, packed, stream)
+        copy_in_pieces(buffer.pointer, packed, stream)
         edges = np.cumsum([0, *(a.size for a in arrays)]).tolist()
         return buffer, [buffer.part(e, np.shape(a)) for e, a in zip(edges, arrays)]
 

@@ -13,7 +13,7 @@ import md4
 from md4 import Basis, Engine
 from md4.contract.team import Team
 from md4.errors import DeviceError, MemoryLimitError
-from md4.gpu import force_tasks, forces, hermite_coulomb, reverse_ways
+from md4.gpu import coulomb_forces, force_tasks, forces, hermite_coulomb, reverse_ways
 from md4.gpu.backend import GpuBackend
 from md4.gpu.context import DeviceContext
 from md4.gpu.dry_run import NoMemory
@@ -86,8 +86,8 @@ def test_energies(count, options, way):
 @pytest.fixture
 def apart(monkeypatch):
     """J is made apart from exchange, whatever overlaps."""
-    monkeypatch.setattr(forces, "APART_SECONDS", 0.0)
-    monkeypatch.setattr(forces, "OVERLAPPING", 2.0)
+    monkeypatch.setattr(coulomb_forces, "SHELLS", 0)
+    monkeypatch.setattr(coulomb_forces, "OVERLAPPING", 2.0)
 
 
 @pytest.mark.parametrize("options, passes", [
@@ -121,23 +121,52 @@ def test_products_with_j_apart(apart):
     assert_same(*both(SMALL, call))
 
 
-def test_where_j_is_apart():
-    """In large molecules that do not overlap as a whole."""
-    found = []
-    for gap in (2.5, 0.05):
-        jk = md4.JK(molecule("; ".join(f"He 0 0 {gap * n}" for n in range(30)), "6-31g"), backend="cpu")
-        jk._make_lists()
-        found.append(forces.DeviceForces(jk.basis, jk.lists, [], []))
-    spread, close = found
-    assert not spread.apart  # it takes no time
-    del spread.apart
-    spread.seconds = close.seconds = lambda: 1e3
-    assert spread.apart
-    assert not close.apart
+def test_where_j_is_apart(monkeypatch):
+    """In large molecules that do not overlap as a whole; the lists do not matter."""
+    chains = [molecule("; ".join(f"He 0 0 {gap * n}" for n in range(30)), "6-31g") for gap in (2.5, 0.05)]
+    spread, close = (md4.Basis.from_mol(mol) for mol in chains)
+    found = forces.DeviceForces(spread, [], [], [])
+    assert not found.apart  # it has few shells
+    monkeypatch.setattr(coulomb_forces, "SHELLS", spread.nshell)
+    assert coulomb_forces.apart_from_exchange(spread)
+    assert not coulomb_forces.apart_from_exchange(close)
     factors = [([1, 0, 0], [0, 1, 1]), ([1, 1], [1, 1]), ([1, 1], [0, 0]), ([0], [1]), ([], [])]
     factors = [[np.array(given) for given in both] for both in factors]
-    assert [spread.passes(*both) for both in factors] == [2, 3, 2, 1, 0]
-    assert [close.passes(*both) for both in factors] == [1, 1, 2, 1, 0]
+    assert [found.passes(*both) for both in factors] == [1, 1, 2, 1, 0]
+    found.apart = True
+    passes = [found.passes(*both) for both in factors]
+    assert passes == [2, 3, 2, 1, 0]
+    assert {type(count) for count in passes} == {int}
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_j_begins_where_there_is_memory(beside, apart, monkeypatch):
+    """While the device is at work on exchange, or after it."""
+    real, order = forces.DeviceForces.check_memory_for_coulomb, []
+
+    def check(self, backend):
+        if len(order) == 1 and not beside:
+            order.append("no room")
+            raise MemoryLimitError("no room")
+        order.append("room")
+        real(self, backend)
+
+    def noted(name, method):
+        def call(self, *args):
+            order.append(name)
+            return method(self, *args)
+
+        return call
+
+    monkeypatch.setattr(forces.DeviceForces, "check_memory_for_coulomb", check)
+    monkeypatch.setattr(forces.DeviceForces, "take", noted("take", forces.DeviceForces.take))
+    launched = coulomb_forces.CoulombForces.launched
+    monkeypatch.setattr(coulomb_forces.CoulombForces, "launched", noted("J", launched))
+    dm, count = symmetric(SMALL.nao), 3
+    assert_same(*both(SMALL, lambda jk: jk.gradient(dm, tolerance=0)))
+    takes = ["take"] * count
+    right = ["room", "room", "J", *takes, *takes] if beside else ["room", "no room", *takes, "J", *takes]
+    assert order == right
 
 
 @pytest.mark.parametrize("call", [
@@ -387,9 +416,11 @@ def test_many_parts_of_the_kets(way, monkeypatch):
     assert_same(*both(SMALL, lambda jk: jk.gradient(dm, tolerance=0)))
 
 
-@pytest.mark.parametrize("exchange", [1.0, 0.0])
-def test_a_part_of_the_terms(exchange, monkeypatch):
+@pytest.mark.parametrize("exchange, j_apart", [(1.0, False), (0.0, False), (1.0, True)])
+def test_a_part_of_the_terms(exchange, j_apart, request, monkeypatch):
     """Parts add up to all, in gradients, quartets and bounds; progress is told of all work."""
+    if j_apart:
+        request.getfixturevalue("apart")
     mol, told = molecule(CHAIN, {"H": [[0, [0.9, 1.0]]], "O": [[1, [0.9, 1.0]]]}), []
     with running():
         jk = md4.JK(mol, backend="cuda")
@@ -440,6 +471,14 @@ def test_the_same_bits(way):
         first = jk.gradient(dm)
         for found in (jk.gradient(dm), md4.JK(SMALL, backend="cuda").gradient(dm)):
             np.testing.assert_array_equal(found, first)
+
+
+@pytest.mark.parametrize("batches", [True, False])
+def test_late_streams_with_j_apart(batches, apart, way, monkeypatch):
+    """J begins behind all tracks, and tracks behind J where there are more batches of kets."""
+    if batches:
+        monkeypatch.setattr(force_tasks, "H_SHARE", 1e-12)
+    test_streams_that_are_late({0, 2, 3}, way, monkeypatch)
 
 
 @pytest.mark.sample("lanes-{0, 2, 3}", "fused-{2}")

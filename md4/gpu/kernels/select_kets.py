@@ -38,7 +38,7 @@ THREADS, WARPS = 128, 4
 ROW_BYTES = 48 << 10
 # What else a block has there besides its numbers of primitive pairs, at most.
 OTHER_BYTES = 128
-# Ket pairs are left out together where the largest of their bounds could be below this part of the tolerance.
+# Ket pairs are left out together where none of their bounds can reach this part of the tolerance.
 EARLY = 0.01
 
 
@@ -232,7 +232,7 @@ def select_kets(by_table=False):
             reach = own * of_all(norms, a, b)
             early, count = end_of(ket.tails, reach, EARLY * norms.tolerance), ket.tails.size // 3
             behind = i32(min(nket, early * threads))
-            if tid == 0:
+            if tid == 0 and early < count - 1:
                 left = reach * ket.tails[count + early]
                 squares = reach * reach * ket.tails[2 * count + early]
         if not by_table and near:

@@ -111,6 +111,14 @@ def in_order(counts, surviving, first, own, start):
     return of_shells, of_prims
 
 
+def test_tails_of_bounds():
+    """Of an empty list there is only what is behind the last."""
+    np.testing.assert_array_equal(tails_of(np.zeros(0)), np.zeros(3))
+    bounds = np.r_[2.0, np.ones(THREADS - 1), 3.0, 0.5]
+    right = [3.0, 3.0, 0.0, THREADS + 4.5, 3.5, 0.0, THREADS + 12.25, 9.25, 0.0]
+    np.testing.assert_array_equal(tails_of(bounds), right)
+
+
 @pytest.mark.races
 @pytest.mark.parametrize("near", [True, False])
 @pytest.mark.parametrize("nket, early", [

@@ -1,0 +1,184 @@
+"""The part of gradients on GPUs that J has without exchange (`md4.gpu.forces`), in the Hermite basis.
+
+    Z[ab, p] = j f_ab D_ab J_p          J_p = sum_cd f_cd D_cd [p|cd), |p| <= l_ab + 1
+
+J alone makes J_p of all pairs (`md4.gpu.hermite_coulomb`), as if the degree of each were higher by one. Of large
+molecules most quartets count for J only, those whose pairs are far from each other. So J is made apart there, where it
+takes little, and Gamma has exchange only.
+"""
+
+from functools import cached_property
+from itertools import combinations_with_replacement
+from math import copysign
+from typing import Any
+
+import numpy as np
+
+from md4.errors import MemoryLimitError
+from md4.gpu.hermite_coulomb import DeviceCoulomb
+from md4.gpu.kernels.pair_forces import launch_forces
+from md4.gpu.reverse_ways import TaskSums
+from md4.plan import QuartetRule
+from md4.shells.schwarz import term_growth
+from md4.shells.shell_pairs import overlapping
+
+# J is made apart from exchange in a basis of at least so many shells, of whose pairs less than this part overlap. So
+# many of these are looked at.
+SHELLS, OVERLAPPING, PAIRS = 256, 0.7, 1 << 12
+# By how much a bound may be above the tolerance and yet below it by rounding.
+ROUNDING = 1e-12
+
+
+def apart_from_exchange(basis):
+    """Whether J is made apart from exchange where both are asked for.
+
+    It depends on the basis only, on which all devices and ranks agree.
+    """
+    return basis.nshell >= SHELLS and overlapping(basis, PAIRS) < OVERLAPPING
+
+
+class CoulombBounds:
+    """Bounds of quartets without exchange, each of which is a product of two numbers of its pairs.
+
+    Attributes
+    ----------
+    lists : list of md4.contract.screening.PairList
+    bounds, of_prims : list of md4.shells.schwarz.GradientBounds
+        Those of each list, and of the primitive pairs of each list.
+    """
+
+    lists: Any
+    bounds: Any
+    of_prims: Any
+
+    def coulomb_rule(self, norms, tolerance):
+        """(`md4.plan.QuartetRule`, quartets that count, as `run` counts them, bounds of the others).
+
+        `norms`: the `block_norms` of a density. Without exchange the bound of a quartet is a product of two numbers of
+        its pairs.
+        """
+        of_pairs = norms[tuple(self.shells.T)]
+        own, derivative = (
+            of_pairs * np.concatenate([getattr(bounds, name) for bounds in self.bounds])
+            for name in ("own", "derivative")
+        )  # fmt: skip
+        order = np.sort(own)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            limits = np.where(derivative > 0, tolerance * (1 + ROUNDING) / derivative, np.inf)
+        left = np.searchsorted(order, limits) if tolerance > 0 else np.zeros(len(own), dtype=np.int64)
+        sums = (np.append(0, np.cumsum(order**n))[left] @ derivative**n for n in (1, 2))
+        rule = self.product_rule(tolerance, derivative, own, norms)
+        return rule, len(own) ** 2 - int(left.sum()), np.array([*sums])
+
+    def product_rule(self, tolerance, derivative, own, norms):
+        """The `md4.plan.QuartetRule` for bounds that are `derivative` of one pair times `own` of the other one.
+
+        `norms` are those of the densities: whether FP32 has the range for them.
+        """
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            ratios, terms = np.where(derivative > 0, own / derivative, 0.0), derivative * self.term_ratios
+        return QuartetRule(tolerance, self.shells, derivative, terms, ratios, norms, np.zeros(0, dtype=np.int32))
+
+    @cached_property
+    def shells(self):
+        """Those of all pairs of all lists, one list after the other, shape (npair, 2)."""
+        return np.concatenate([this.pairs.pairs for this in self.lists])
+
+    @cached_property
+    def term_ratios(self):
+        """The larger one of T / F and T' / F' of each pair of all lists, T as in `md4.contract.screening`.
+
+        The terms of a contracted pair, one for each primitive pair, have moduli below the bounds of these.
+        """
+        found = []
+        for this, bounds, of_prims in zip(self.lists, self.bounds, self.of_prims):
+            counts = np.diff(this.pairs.start)
+            owner = np.repeat(np.arange(len(counts)), counts)
+            sums = (np.bincount(owner, values, len(counts)) for values in (of_prims.own, of_prims.derivative))
+            with np.errstate(divide="ignore", invalid="ignore"):
+                both = [of_terms / of_pair for of_terms, of_pair in zip(sums, (bounds.own, bounds.derivative))]
+            found.append(np.nan_to_num(np.fmax(*both), nan=1.0, posinf=np.inf) * term_growth(counts))
+        return np.concatenate(found)
+
+
+class CoulombForces:
+    """What J adds to forces of `md4.gpu.forces.DeviceForces`, while the device is at work on exchange.
+
+    Parameters
+    ----------
+    forces : md4.gpu.forces.DeviceForces
+    backend : md4.gpu.backend.GpuBackend
+    densities, norms, coulomb : ndarray
+        Of the terms whose J is made apart, with the norms of their blocks; there may be none.
+    tolerance, part, parts
+        As of `md4.cpu.forces.HostForces.run`.
+    found : ndarray, shape (nshell, 3)
+        To which derivatives are added.
+
+    Attributes
+    ----------
+    quartets : int
+    left_out : ndarray, shape (2,)
+        As `md4.cpu.forces.HostForces.run` returns them, of the first part only.
+
+    Raises
+    ------
+    MemoryLimitError
+        There is no room for J.
+    """
+
+    def __init__(self, forces, backend, densities, norms, coulomb, tolerance, part, parts, found):
+        self.forces, self.backend, self.found, self.pending = forces, backend, found, []
+        self.left = [*zip(densities, norms, coulomb.tolist())]
+        self.tolerance, self.part, self.parts = tolerance, part, parts
+        self.quartets, self.left_out = 0, np.zeros(2)
+        if self.left:
+            forces.check_memory_for_coulomb(backend)
+
+    def begin(self):
+        """Has the device make J if there is memory for it beside what exchange has taken."""
+        if not self.left:
+            return
+        try:
+            self.forces.check_memory_for_coulomb(self.backend)
+        except MemoryLimitError:
+            return  # to be begun when exchange has given its memory back
+        self.make()
+
+    def end(self):
+        """Adds all that J gives."""
+        self.make()
+        self.take(self.pending)
+
+    def make(self):
+        """Launches what is left, and adds what all densities but the last one give."""
+        while self.left:
+            before, self.pending = self.pending, self.launched(*self.left.pop(0))
+            self.take(before)
+
+    def take(self, pending):
+        """Adds the derivatives of some tasks, which the device has been given, to those of the shells."""
+        for task, out in pending:
+            self.forces.take(self.backend.context, self.found, task, out)
+
+    def launched(self, density, norms, factor):
+        """The (task, its derivatives) of one density, which the device is given."""
+        forces, backend, context = self.forces, self.backend, self.backend.context
+        lists, root, pending = [this.prepared for this in forces.lists], np.sqrt(abs(factor)), []
+        rule, count, without = forces.coulomb_rule(root * norms, 0.0 if context.dry else self.tolerance)
+        if self.part == 0:
+            self.quartets, self.left_out = self.quartets + count, self.left_out + without
+        target = DeviceCoulomb(backend, forces.basis, 2 * root * density[None], rule, lists, more=1)
+        target.load(forces.with_room_for_h(backend, lists))
+        for l_ket, l_bra in combinations_with_replacement(sorted(target.degrees), 2):
+            target.add(l_bra, l_ket, self.part, self.parts)
+        for task in forces.tasks(backend, range(len(lists)), []):
+            whole = lists[task.number]
+            this = whole[task.first : task.last]
+            out, sums = context.pool.get(max(1, 6 * this.nprim)), TaskSums(context, this, True)
+            target.add_products(whole, this, copysign(1.0, factor), sums.fields(1))
+            launch_forces(context, this, sums.hermite, sums.fields(1), 1, out)
+            pending.append((task, out))
+        target.forget()
+        context.pool.release(target.buffer)
+        return pending
