@@ -68,6 +68,15 @@ def test_as_one_worker(backend, workers, mol, name, count):
             np.testing.assert_array_equal(CALLS[name](again, dm), found)
 
 
+def test_j_apart(workers, mol, backend, monkeypatch):
+    """All workers of GPUs make J apart from exchange, each a part of both; on CPUs it never is."""
+    monkeypatch.setattr("md4.gpu.coulomb_forces.SHELLS", 0)
+    monkeypatch.setattr("md4.gpu.coulomb_forces.OVERLAPPING", 2.0)
+    dm, several, one = symmetric(mol.nao, 2), workers(mol), md4.JK(mol, backend="cpu")
+    assert_close(several.gradient(dm), one.gradient(dm))
+    assert several.stats.computed + several.stats.skipped == (1 + (backend == "cuda")) * sum(map(len, one.lists)) ** 2
+
+
 def test_more_workers_than_pairs(workers):
     """Some have nothing to do."""
     mol = molecule("H 0 0 0; H 0.3 0.9 0.1", "sto-3g")

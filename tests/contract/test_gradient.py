@@ -365,6 +365,26 @@ def test_gradient_on_a_gpu(mol, coulomb, exchange, count, omega, gpu):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("count", [None, 2], ids=["closed shell", "two spins"])
+def test_j_apart_on_a_gpu(count, gpu):
+    """A chain of molecules so long that J is made apart from exchange; also in memory that is short."""
+    water = "O 0 0 {0}; H 0.7 0.1 {1}; H -0.7 0 {2}"
+    mol = molecule("; ".join(water.format(z, z + 0.5, z + 0.4) for z in range(0, 72, 3)), "cc-pvdz")
+    dm = scf.RHF(mol).get_init_guess()
+    dm = dm if count is None else np.array([0.6 * dm, 0.4 * dm])
+    on_cpu = md4.JK(mol, backend="cpu")
+    right = on_cpu.gradient(dm)
+    for megabytes in (None, 600):
+        on_gpu = md4.JK(mol, backend="cuda", max_memory=megabytes)
+        found = on_gpu.gradient(dm)
+        assert on_gpu.team.workers[0].forces.apart
+        assert abs(found - right).max() < 1e-9
+        assert abs(found - right).max() < on_gpu.stats.error_bound + on_cpu.stats.error_bound
+        pairs = sum(map(len, on_gpu.lists))
+        assert on_gpu.stats.computed + on_gpu.stats.skipped == 2 * pairs**2
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("exchange", [[0.5, 0.0, 1.0], 0.0])
 def test_products_on_a_gpu(mol, jk, exchange, gpu):
     left, right = any_matrices(mol.nao, 3, 1), any_matrices(mol.nao, 3, 2)
