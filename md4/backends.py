@@ -248,6 +248,13 @@ class Algebra(Protocol):
         another column that is equal.
         """
 
+    def pack(self, squares, columns, weights, out, scales=None, row=None, add=False):
+        """out[n, c] = weights[c] squares[i, n, j] + scales[n] row[c] of columns[c] = i nao + j or j nao + i, i >= j.
+
+        Where `scales` and `row` are given; added to `out` if `add`. `squares` has the shape (nao, n, nao); returns
+        `out`.
+        """
+
     def matrix_width(self, nao):
         """Numbers from one row to the next of the matrices of `unpack`; what is behind the columns is not written."""
 
@@ -343,6 +350,9 @@ class Backend(Protocol):
 
     def rehearse_rows(self, nao, count):
         """Asks for the kernels by which an `Algebra` makes matrices of rows of pairs, or products with orbitals."""
+
+    def rehearse_pack(self):
+        """Asks for the kernel of `Algebra.pack`."""
 
     def mark(self):
         """A function that waits until all work so far is done."""

@@ -39,6 +39,8 @@ from md4.support.memory import check_fits
 
 # Of the memory that is left: what Gamma3 of a block of auxiliary shells may take.
 BLOCK_SHARE = 0.3
+# Columns of Gamma3 that a product makes, in the rows on and below the diagonal.
+SQUARE_COLUMNS = 256
 
 
 class Fitted(NamedTuple):
@@ -158,7 +160,7 @@ class FittingGradient:
         row, sizes = 8 * 2 * three.ncol, np.diff(three.basis.ao_loc)
         most, blocks, own = max(1, int(BLOCK_SHARE * left) // row), [], range(0)
         widest = int(sizes[len(three.basis.parts[0]) : three.basis.unit].max())
-        need = widest * row + 8 * (4 * self.fitting.nao**2 + three.ncol)  # as `add_exchange` at most for a function
+        need = widest * row + 8 * (2 * self.fitting.nao + 8) ** 2  # as `add_exchange` at most for a function
         check_fits(need, left, "the gradient of density fitting with one auxiliary shell at a time needs")
         for this in range(parts):
             before, used = len(blocks), most
@@ -280,37 +282,49 @@ class FittingGradient:
 
     def gamma_of_three(self, fitted, functions):
         """f_ab Gamma3 of some auxiliary functions, shape (n, ncol)."""
-        three, algebra, columns = self.three, self.algebra, self.fitting.columns_of
-        functions, gamma = algebra.send(functions), zeros(algebra, (len(functions), three.ncol))
+        algebra, fitting, add = self.algebra, self.fitting, False
+        functions, shape = algebra.send(functions), (len(functions), self.three.ncol)
+        gamma = algebra.empty(shape) if fitted else zeros(algebra, shape)
         for this in fitted:
+            coulomb = ()
             if this.c is not None:
-                row = this.density.reshape(-1)[columns][None]
-                algebra.product(this.c[functions][:, None], row, gamma, this.coulomb, add=True)
+                row = this.density.reshape(-1)[fitting.columns_of] * fitting.weights
+                coulomb = this.c[functions], row * this.coulomb
             if this.orbital is not None:
-                self.add_exchange(this, functions, gamma)
-        gamma *= self.fitting.weights
+                self.add_exchange(this, functions, gamma, coulomb, add)
+            elif coulomb:
+                algebra.product(coulomb[0][:, None], coulomb[1][None], gamma, add=add)
+            add = True
         return gamma
 
-    def add_exchange(self, this, functions, gamma):
-        """Subtracts what exchange adds to Gamma3 of some auxiliary functions."""
-        algebra, rank, nao = self.algebra, this.factors.rank, self.fitting.nao
-        step = block_rows(algebra, 8 * ((rank + nao) ** 2 + self.three.ncol))
+    def add_exchange(self, this, functions, gamma, coulomb, add):
+        """Adds what J and exchange of a `Fitted` give Gamma3 of some auxiliary functions, or writes it.
+
+        `coulomb`: nothing, or c of the functions and j D_ab of the columns, with their weights.
+        """
+        algebra, fitting, nao = self.algebra, self.fitting, self.fitting.nao
+        step = block_rows(algebra, 8 * (this.factors.rank + 8 + nao) ** 2)
         for first in range(0, len(functions), step):
-            squares = self.squares(this, functions[first : first + step])
-            out = gamma[first : first + step]
-            part = algebra.gather(squares.reshape(len(out), -1), self.fitting.columns_of, algebra.empty(out.shape))
-            part *= -this.exchange
-            out += part
+            some = slice(first, first + step)
+            squares, of_j = self.squares(this, functions[some]), (coulomb[0][some], coulomb[1]) if coulomb else ()
+            algebra.pack(squares, fitting.columns_of, fitting.weights, gamma[some], *of_j, add=add)
 
     def squares(self, this, functions):
-        """sum_oo' L_ao s_o C_oo',P s_o' L_bo' of some P, shape (n, nao, nao)."""
-        algebra, rank, nao, n = self.algebra, this.factors.rank, self.fitting.nao, len(functions)
-        vectors = this.factors.left * algebra.send(signs(this.factors))
-        places = algebra.send(places_in_triangle(rank))
+        """-k sum_oo' L_ao s_o C_oo',P s_o' L_bo' of some P, shape (nao, n, nao), b <= a; the rest may be anything.
+
+        Rows of products have whole units of 8 orbitals, for which cuBLAS is faster, the last ones with L = 0.
+        """
+        algebra, nao, n = self.algebra, self.fitting.nao, len(functions)
+        vectors, rank = padded(algebra, this.factors), -(-this.factors.rank // 8) * 8
+        places = algebra.send(places_in_triangle(this.factors.rank, rank))
         dense = algebra.gather(this.orbital[functions], places, algebra.empty((n, rank, rank)))
-        half = algebra.product(dense.reshape(n * rank, rank), vectors.T, algebra.empty((n * rank, nao)))
-        turned = algebra.xp.ascontiguousarray(half.reshape(n, rank, nao).transpose(0, 2, 1)).reshape(n * nao, rank)
-        return algebra.product(turned, vectors.T, algebra.empty((n * nao, nao))).reshape(n, nao, nao)
+        half = algebra.product(dense.reshape(n * rank, rank), vectors.T, algebra.empty((n * rank, nao)), -this.exchange)
+        turned = algebra.xp.ascontiguousarray(half.reshape(n, rank, nao).transpose(2, 0, 1)).reshape(nao * n, rank)
+        out = algebra.empty((nao * n, nao))
+        for first in range(0, nao, SQUARE_COLUMNS):
+            below, some = slice(first * n, None), slice(first, first + SQUARE_COLUMNS)
+            algebra.product(turned[below], vectors[some].T, out[below, some])
+        return out.reshape(nao, n, nao)
 
     def gamma_of_two(self, fitted, turned):
         """Gamma2, shape (naux, naux)."""
@@ -337,10 +351,17 @@ def signs(f):
     return np.where(np.arange(f.rank) < f.negative, -1.0, 1.0)
 
 
-def places_in_triangle(n):
-    """Where each element of a symmetric matrix is in its lower triangle, shape (n, n)."""
-    i, j = np.indices((n, n))
-    return np.maximum(i, j) * (np.maximum(i, j) + 1) // 2 + np.minimum(i, j)
+def padded(algebra, f):
+    """L_ao s_o of `Factors`, shape (nao, n), with zeros up to a whole multiple of 8."""
+    out = zeros(algebra, (len(f.left), -(-f.rank // 8) * 8))
+    out[:, : f.rank] = f.left * algebra.send(signs(f))
+    return out
+
+
+def places_in_triangle(n, width):
+    """Where each element of a symmetric matrix is in its lower triangle, shape (width, width); 0 beyond n."""
+    i, j = np.indices((width, width))
+    return np.where(np.maximum(i, j) < n, np.maximum(i, j) * (np.maximum(i, j) + 1) // 2 + np.minimum(i, j), 0)
 
 
 def orbitals_of(terms, orbitals):

@@ -43,5 +43,6 @@ def rehearse(three, backend, response=True):
     every = [(n, slice(None)) for n in range(len(three.single))]
     forces = forces_of(three, three.engine.with_backend(backend), [every])
     forces.add_three(backend, 0, backend.result((three.naux, three.ncol)), 0.0, response)
+    backend.rehearse_pack()
     if response:
         forces.add_two(backend, backend.result((three.naux, three.naux)), 0.0)

@@ -21,6 +21,7 @@ from md4.contract.ranks import collective
 from md4.contract.screening import PRIMITIVE_SHARE, Statistics
 from md4.contract.team import Team
 from md4.contract.unlisted import unlisted, unlisted_bound
+from md4.cpu.matrices import symmetric_parts
 from md4.engine import Engine
 from md4.errors import ArgumentError
 from md4.method.operators import Mixture, Operator, as_operator, check_order
@@ -62,12 +63,9 @@ def energy_terms(dm, coulomb, exchange, nao):
             f"(2, {nao}, {nao}), not {shape[0]}; see product_gradient for others."
         )
     check_real(densities)
-    symmetric = densities + densities.transpose(0, 2, 1)  # reading a large matrix by columns takes long
-    symmetric *= 0.5
-    largest, rest = (max(this.max(), -this.min()) for this in (densities, densities - symmetric))
-    if 2 * rest > ASYMMETRY * largest:
+    densities, largest, difference = symmetric_parts(densities)
+    if difference > ASYMMETRY * largest:
         raise ArgumentError("the gradient takes symmetric density matrices; see product_gradient for others.")
-    densities = symmetric
     if len(shape) == 2:
         return in_use(densities, [coulomb], [exchange / 2])
     both = np.concatenate([densities.sum(axis=0)[None], densities])
@@ -171,7 +169,8 @@ def rehearsed_lists(backend, basis, finest):
     """An engine of a backend that launches nothing, and what makes the derivatives of the lists for a tolerance."""
     team = Team.of(Engine(basis, backend=backend.with_operator(as_operator("coulomb"))))
     team.make_lists(finest)
-    return team.engine.with_operator(backend.operator), backend.sums.forces(basis, team.lists)
+    team.make_forces(finest)
+    return team.engine.with_operator(backend.operator), team.workers[0].forces
 
 
 class Gradients:
@@ -350,9 +349,7 @@ class Gradients:
         if workers[0].forces is None:
             basis, finest = self._frame.basis, self._finest * self._frame.sharpening
             self._unlisted = unlisted(basis, self.lists, PRIMITIVE_SHARE * finest)
-            made = self.team.each(lambda worker: worker.backend.sums.forces(basis, worker.lists))
-            for worker, forces in reversed([*zip(workers, made)]):  # the first one, which is asked, is the last
-                worker.forces = forces
+            self.team.make_forces(finest)
         return workers[0].forces
 
     def _compile_ahead(self, use, operator, rehearse, part):
@@ -425,7 +422,7 @@ class Gradients:
         self._compile_ahead("forces", operator, lambda *of: rehearse_forces(*of, *given), part)
         with self.engine.lock:
             forces, terms = self._forces_of_lists(tolerance), (self._frame.densities(densities), *factors)
-            bounds = self._frame.basis, self.lists, forces.bounds, self._unlisted
+            bounds = self._frame.basis, forces.lists, forces.bounds, self._unlisted
             with ThreadPoolExecutor(1) as pool:  # while the workers make the others
                 more = pool.submit(unlisted_bound, *bounds, *terms)
                 total = self.team.forces(operator, terms, tolerance, self.progress)

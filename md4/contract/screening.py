@@ -195,6 +195,21 @@ def sorted_lists(engine, every, bounds, tolerance, hermite_bytes):
     return [PairList(one, *found, tuple(kind[pairs[0]].tolist())) for one, (pairs, *found) in zip(prepared, chosen)]
 
 
+def merged_lists(engine, lists, tolerance, hermite_bytes):
+    """`PairList` of each class of some `sorted_lists`, whatever the kinds of their shells; arguments as there.
+
+    The lists themselves, if all of a class are of one kind.
+    """
+    of_classes = {}
+    for this in lists:
+        of_classes.setdefault(this.pairs.shell_class, []).append(this)
+    if all(len({this.kinds for this in these}) == 1 for these in of_classes.values()):
+        return lists
+    every = [np.concatenate([this.pairs.pairs for this in these]) for these in of_classes.values()]
+    bounds = [np.concatenate([(this.exact, this.terms) for this in these], axis=1) for these in of_classes.values()]
+    return sorted_lists(engine, every, bounds, tolerance, hermite_bytes)
+
+
 def raised(bounds, step):
     """Bounds raised to the next powers of 2^step, so that many are the same; themselves for step 0."""
     if step == 0:

@@ -14,7 +14,7 @@ import numpy as np
 
 from md4 import gpu
 from md4.contract.ranks import Alone
-from md4.contract.screening import Statistics, pair_bounds, sorted_lists
+from md4.contract.screening import Statistics, merged_lists, pair_bounds, sorted_lists
 from md4.contract.survivors import ListPairs
 from md4.contract.work import divide, make_tasks
 from md4.contract.worker import PartialSums, Worker
@@ -110,6 +110,8 @@ class Team:
     workers : list of Worker
     size : int
         Number of the workers of all processes.
+    list_bytes : int
+        Bytes of the H matrices of a list in one form, at most, once there are lists.
     """
 
     def __init__(self, basis, options, devices, ranks):
@@ -123,7 +125,7 @@ class Team:
         return team
 
     def _have(self, basis, engines, ranks):
-        self.basis, self.ranks, self._list_pairs = basis, ranks, {}
+        self.basis, self.ranks, self._list_pairs, self.list_bytes = basis, ranks, {}, 0
         self.workers = [Worker(engine) for engine in engines]
         self.size = len(self.workers)
 
@@ -173,9 +175,10 @@ class Team:
         found = self.ranks.gather(self.ranks.together(lambda: self.each(bounds)))
         parts, limits = zip(*(each for of_rank in found for each in of_rank))
         whole = [np.concatenate(pieces, axis=1) for pieces in zip(*parts)]
+        self.list_bytes = min(limits)
 
         def prepare(worker):
-            return sorted_lists(worker.engine, every, whole, tolerance, min(limits))
+            return sorted_lists(worker.engine, every, whole, tolerance, self.list_bytes)
 
         # The first worker is the last to get its lists: `lists` asks it whether all have theirs.
         self._list_pairs = {}
@@ -186,6 +189,20 @@ class Team:
     def lists(self):
         """The pair lists of the first worker; empty before they are made."""
         return self.workers[0].lists
+
+    def make_forces(self, tolerance):
+        """Makes the `forces` of all workers, of lists that were made for a tolerance.
+
+        A list of a class whose pairs differ in their primitives costs forces nothing, and saves them many launches.
+        """
+
+        def make(worker):
+            lists = merged_lists(worker.engine, worker.lists, tolerance, self.list_bytes)
+            return worker.backend.sums.forces(self.basis, lists, worker.lists)
+
+        # the first worker, which is asked, is the last
+        for worker, forces in reversed([*zip(self.workers, self.each(make))]):
+            worker.forces = forces
 
     def forget(self):
         """Drops all pair lists."""

@@ -88,6 +88,11 @@ class Worker:
         """Largest number of bytes of the H matrices of one list in one form, for the memory that is free now."""
         return int(HERMITE_SHARE * self.backend.memory_left()) // (4 * self.backend.forms)
 
+    def spare(self):
+        """Drops the H matrices of forces, for builds."""
+        if self.forces is not None:
+            self.forces.drop()
+
     def forget(self):
         """Drops pair lists, H matrices and what forces need."""
         if "store" in self.__dict__:
@@ -104,6 +109,7 @@ class Worker:
             need += len(build.coulomb) * sum(backend.sums.coulomb_bytes(this.pairs) for this in self.lists)
         if need > backend.memory_left():
             self.store.clear()
+            self.spare()
         limit = backend.memory_left()
         if need > limit:
             raise MemoryLimitError(
@@ -131,6 +137,9 @@ class PartialSums:
         else:
             self.target = self.backend.sums.coulomb(engine, lists, build.survivors, build.coulomb)
         self.store.fit(HERMITE_SHARE)
+        if not self.store.holds(lists):
+            worker.spare()
+            self.store.fit(HERMITE_SHARE)
         self.keeps_all = self.store.holds(lists)
         self.target.begin(self.touched(), self.keeps_all)
         self.begun = deque()

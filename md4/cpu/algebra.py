@@ -102,6 +102,25 @@ class HostAlgebra:
 
     unpack = gather_to_host = gather  # of `unpack`, the places above the diagonal are those below
 
+    def pack(self, squares, columns, weights, out, scales=None, row=None, add=False):
+        """By NumPy, a row a thread."""
+        _, count, nao = squares.shape
+        i, j = np.divmod(columns, nao)
+        flat, places = squares.reshape(-1), np.maximum(i, j) * count * nao + np.minimum(i, j)
+
+        def one(n):
+            made = np.take(flat, places + n * nao, mode="clip")
+            made *= weights
+            if scales is not None:
+                made += scales[n] * row
+            if add:
+                out[n] += made
+            else:
+                out[n] = made
+
+        in_threads(count, one, out.size)
+        return out
+
     def matrix_width(self, nao):
         """As many as there are columns."""
         return nao

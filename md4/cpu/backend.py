@@ -72,6 +72,9 @@ class CpuBackend:
     def rehearse_rows(self, nao, count):
         """There are none."""
 
+    def rehearse_pack(self):
+        """There is none."""
+
     def mark(self):
         """A function that waits for nothing: all work is done when a call returns."""
         return lambda: None

@@ -195,6 +195,11 @@ class HostForces:
         every = range(len(self.lists))
         return WORK_SECONDS * float(sum(self.work_of(this, every).sum() for this in self.lists))
 
+    def drop(self):
+        """Gives back the H matrices of the lists."""
+        for this in self.lists:
+            this.prepared.drop()
+
     def batches(self, backend, numbers):
         """Those of the lists `numbers` whose H matrices fit the memory at the same time, a batch after the other."""
         needs = [backend.hermite_bytes(self.lists[number].pairs) for number in numbers]

@@ -51,6 +51,28 @@ def plus_transposed(matrices, others=None, sign=1, out=None):
     return out
 
 
+def symmetric_parts(matrices):
+    """((M + M^T) / 2 of matrices, shape (n, nao, nao); the largest |M_ij|, and the largest |M_ij - M_ji|).
+
+    By NumPy, for matrices of which no more is made: `plus_transposed` would have to be compiled.
+    """
+    count, nao = matrices.shape[:2]
+    pieces, out, sizes = -(-nao // ROWS), np.empty(matrices.shape), []
+
+    def rows(n):
+        k, piece = divmod(n, pieces)
+        these = slice(piece * ROWS, (piece + 1) * ROWS)
+        given, result = matrices[k, these], out[k, these]
+        np.add(given, matrices[k, :, these].T, out=result)
+        result *= 0.5
+        rest = given - result
+        sizes.append([max(this.max(), -this.min()) for this in (given, rest)])
+
+    in_threads(count * pieces, rows, matrices.size)
+    largest, rest = np.max(sizes, axis=0).tolist()
+    return out, largest, 2 * rest
+
+
 def by_elements(function, *arrays, out=None):
     """A function of NumPy for matrices of one shape (..., nao, nao), element by element; into `out`, or a new array."""
     out = np.empty_like(arrays[0], order="C") if out is None else out

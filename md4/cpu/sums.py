@@ -63,7 +63,7 @@ class HostSums:
         """J alone; see `HostCoulomb`."""
         return HostCoulomb(engine, survivors, twice)
 
-    def forces(self, basis, lists):
+    def forces(self, basis, lists, beside=()):
         """Gradients; see `HostForces`."""
         return HostForces(self.backend, basis, lists)
 

@@ -9,6 +9,7 @@ from md4.errors import DeviceError, MemoryLimitError
 from md4.gpu.buffers import Buffer, as_buffer
 from md4.gpu.kernels.grouped_rows import MOST_FACTORS8, Groups, launch_grouped_rows
 from md4.gpu.kernels.half_transform import TILE, columns_at_once, launch_half_transform
+from md4.gpu.kernels.pack import launch_pack
 from md4.gpu.kernels.unpack import launch_unpack, parts_of_sums
 from md4.gpu.pool import ITEM_BYTES, bucket
 from md4.gpu.products import operand, whole_rows
@@ -57,6 +58,12 @@ def rehearse_rows(context, nao, count):
     for first in range(0, count, 8 * MOST_FACTORS8):
         factors8 = min(MOST_FACTORS8, -(-(count - first) // 8))
         launch_grouped_rows(context, None, (1, 1), NO_GROUPS, None, factors8, None, (1, 1), count)
+
+
+def rehearse_pack(context):
+    """Asks for what `pack` launches."""
+    one = Buffer(0, (1,), ITEM_BYTES, None)
+    launch_pack(context, one, (1, 1, 1), one, one, one)
 
 
 class Handle:
@@ -237,6 +244,15 @@ class DeviceAlgebra:
             rows=None if rows is None else as_buffer(rows),
         )  # fmt: skip
         return out[:, :, :nao]
+
+    def pack(self, squares, columns, weights, out, scales=None, row=None, add=False):
+        """By a kernel of md4."""
+        given = (None, None) if scales is None else (as_buffer(scales), as_buffer(row))
+        launch_pack(
+            self.context, as_buffer(squares), squares.shape, as_buffer(columns), as_buffer(weights), as_buffer(out),
+            *given, add,
+        )  # fmt: skip
+        return out
 
     def unpack_and_sum(self, table, places, out, density):
         """As `unpack`, and the sums by the same kernel, whose warps each make parts of them."""

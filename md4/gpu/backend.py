@@ -9,7 +9,7 @@ import numpy as np
 
 from md4.errors import DeviceError
 from md4.gpu import collectives
-from md4.gpu.algebra import DeviceAlgebra, rehearse_rows
+from md4.gpu.algebra import DeviceAlgebra, rehearse_pack, rehearse_rows
 from md4.gpu.buffers import Buffer, as_buffer
 from md4.gpu.compile import launcher
 from md4.gpu.context import DeviceContext
@@ -165,6 +165,10 @@ class GpuBackend:
     def rehearse_rows(self, nao, count):
         """On the context of a dry run."""
         rehearse_rows(self.context, nao, count)
+
+    def rehearse_pack(self):
+        """On the context of a dry run."""
+        rehearse_pack(self.context)
 
     @classmethod
     def without_device(cls, operator, capability, left):

@@ -13,6 +13,7 @@ import numpy as np
 from md4.gpu.buffers import as_buffer
 from md4.gpu.forces import DeviceForces
 from md4.gpu.kernels.gamma_table import launch_norms
+from md4.gpu.tracks import in_turn
 from md4.plan import own_ranges
 
 
@@ -185,9 +186,10 @@ class DeviceFittingForces(DeviceForces):
         steps, norm_steps = (1, table.shape[1]), (1, counts[0])
         none = (norms.part(0, (0,)),) * len(self.lists)
         terms = TableTerms(as_buffer(table), norms, tolerance, places, steps, norm_steps, none)
-        for bra, ket in product(*ways[0]):
-            pair = self.lists[bra].prepared, self.lists[ket].prepared
-            launch_norms(context, terms.gamma_of(bra, ket), *pair, terms.norms_of(bra, ket))
+        with in_turn(backend.tracks()) as contexts:
+            for here, (bra, ket) in zip(contexts, product(*ways[0])):
+                pair = self.lists[bra].prepared, self.lists[ket].prepared
+                launch_norms(here, terms.gamma_of(bra, ket), *pair, terms.norms_of(bra, ket))
         for (bras, kets), of_way in zip(ways, (terms, terms.turned())):
             self.left_out += self.add(backend, bras, kets, of_way, self.found, *part)[1]
         context.pool.release(norms)
@@ -201,8 +203,7 @@ class DeviceFittingForces(DeviceForces):
 
     def result(self):
         """The sums by the centre of each shell, shape (nshell, 3); H matrices are dropped."""
-        for this in self.lists:
-            this.prepared.drop()
+        self.drop()
         return self.found
 
 

@@ -55,10 +55,12 @@ class ForceTasks:
     ----------
     basis : md4.Basis
     lists : list of md4.contract.screening.PairList
+    beside : list of md4.contract.screening.PairList
+        Of builds, which may have H matrices as well.
     """
 
-    def __init__(self, basis, lists):
-        self.basis, self.lists, self.predicted, self.divided, self.least = basis, lists, {}, {}, {}
+    def __init__(self, basis, lists, beside=()):
+        self.basis, self.lists, self.beside, self.predicted, self.divided, self.least = basis, lists, beside, {}, {}, {}
 
     def working_tracks(self, tracks, bras, kets):
         """The first of the tracks of a device, as many as have room for the lists `bras` with the lists `kets`."""
@@ -192,11 +194,16 @@ class ForceTasks:
         every = [this.pairs for this in self.lists]
         return sum(p.nprim * (20 * densities * row_width(p.l + 1, True) + 60) + 32 * len(p) for p in every)
 
+    def drop(self):
+        """Gives back the H matrices of the lists."""
+        for this in self.lists:
+            this.prepared.drop()
+
     def require(self, backend, sizes, made="gradients"):
         """MemoryLimitError if bytes, by what they are of, do not fit when H of all lists has been given back."""
         need = sum(sizes.values())
         if need > backend.memory_left():
-            for this in self.lists:  # H that builds keep, too
+            for this in (*self.lists, *self.beside):
                 this.prepared.drop()
         if need > backend.memory_left():
             parts = ", ".join(f"{size_text(size)} of {what}" for what, size in sizes.items())

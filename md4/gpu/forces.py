@@ -110,10 +110,12 @@ class DeviceForces(ForceTasks, CoulombBounds):
     lists : list of md4.contract.screening.PairList
     bounds, of_prims : list of md4.shells.schwarz.GradientBounds
         Those of each list, and of the primitive pairs of each list.
+    beside
+        As of `ForceTasks`.
     """
 
-    def __init__(self, basis, lists, bounds, of_prims):
-        super().__init__(basis, lists)
+    def __init__(self, basis, lists, bounds, of_prims, beside=()):
+        super().__init__(basis, lists, beside)
         self.bounds, self.of_prims, self.tables, self.ways = bounds, of_prims, {}, {}
 
     def run(self, backend, densities, coulomb, exchange, tolerance, part=0, parts=1, report=None):

@@ -17,6 +17,7 @@ from md4.gpu.part_plans import gains_by_plane, time_in_plane
 from md4.gpu.paths import build_time, digest_order, square_pairs
 from md4.gpu.predicted_times import Side, coulomb_time
 from md4.gpu.targets import DeviceBlock
+from md4.gpu.tracks import in_turn
 from md4.method.hermite_coulomb import hermite_bytes
 from md4.plan import even_pieces
 from md4.shells.schwarz import GradientBounds
@@ -83,10 +84,10 @@ class DeviceSums:
         self.backend.require_asynchronous_copies()
         return CoulombTarget(*build)
 
-    def forces(self, basis, lists):
+    def forces(self, basis, lists, beside=()):
         """Gradients; see `md4.gpu.forces.DeviceForces`."""
         self.backend.require_asynchronous_copies()
-        return DeviceForces(basis, lists, *gradient_bounds(self.backend.context, basis, lists))
+        return DeviceForces(basis, lists, *gradient_bounds(self.backend, basis, lists), beside)
 
     def derivatives(self, engine, forces, cutoff):
         """J and K of derivatives; see `md4.gpu.derivative_matrices.DeviceDerivatives`."""
@@ -96,7 +97,7 @@ class DeviceSums:
         """Gradients of density fitting; see `md4.gpu.fitting_forces.DeviceFittingForces`."""
         self.backend.require_asynchronous_copies()
         every = [*pairs, *(this for block in blocks for this in block)]
-        return DeviceFittingForces(basis, pairs, blocks, *gradient_bounds(self.backend.context, basis, every))
+        return DeviceFittingForces(basis, pairs, blocks, *gradient_bounds(self.backend, basis, every))
 
     def coulomb_bytes(self, pairs):
         """Bytes of D and J of a list for one density matrix, D in FP32 as well, and of its part of an order."""
@@ -141,12 +142,12 @@ class DeviceBounds:
         return host
 
 
-def gradient_bounds(context, basis, lists):
+def gradient_bounds(backend, basis, lists):
     """`GradientBounds` of objects with the attribute `prepared` of `PairList`, and of the primitive pairs of each.
 
-    Where each pair has one primitive pair, they are the same.
+    Where each pair has one primitive pair, they are the same. All tracks of the backend make them.
     """
-    lists = [this.prepared for this in lists]
+    context, lists = backend.context, [this.prepared for this in lists]
     counts = [np.diff(this.pairs.start) for this in lists]
     several = [bool((of_pairs != 1).any()) for of_pairs in counts]
     contracted = [this for this, some in zip(lists, several) if some]
@@ -157,9 +158,10 @@ def gradient_bounds(context, basis, lists):
     norms, most = context.pool.get(max(1, found.size)), max((this.nprim for this in contracted), default=0)
     buffer, (one_by_one,) = context.pool.upload([np.arange(1 + most)], context.stream)
     starts = [*(this.data.start for this in lists), *[one_by_one] * len(contracted)]
-    for side, start, (first, last) in zip([*lists, *contracted], starts, pairwise(edges)):
-        these = (norms.part(n * count + first, (last - first,)) for n in range(2))
-        launch_derivative_norms(context, side, start, last - first, *these)
+    with in_turn(backend.tracks()) as contexts:
+        for here, side, start, (first, last) in zip(contexts, [*lists, *contracted], starts, pairwise(edges)):
+            these = (norms.part(n * count + first, (last - first,)) for n in range(2))
+            launch_derivative_norms(here, side, start, last - first, *these)
     context.copy_out(found, norms.pointer)
     for this in (norms, buffer):
         context.pool.release(this)

@@ -31,6 +31,7 @@ and the next build ends them.
 
 import weakref
 from contextlib import contextmanager
+from itertools import cycle
 
 from cuda.bindings import driver
 
@@ -70,6 +71,17 @@ def new_stream(priority):
     stream = cuda.external_stream(int(handle))
     weakref.finalize(stream, driver.cuStreamDestroy, handle)
     return stream
+
+
+@contextmanager
+def in_turn(backends):
+    """Within it the tracks of some `GpuBackend.tracks` are at work; yields their contexts, again and again."""
+    tracks = backends[0].context.tracks
+    tracks.begin(len(backends))
+    try:
+        yield cycle([backend.context for backend in backends])
+    finally:
+        tracks.end()
 
 
 class Tracks:

@@ -8,6 +8,8 @@ import numpy as np
 # Of a pair with more primitive pairs than this, the bound of a derivative is the sum of the norms of so many of these
 # at a time, which is not less than the norm of their sum.
 TOGETHER = 16
+# Shells whose rows of densities are squared at once: a cache holds them.
+SHELLS = 32
 # Rounding error of (ab|ab) in units of that with the moduli of all coefficients, with a wide margin.
 ROUNDING = 1e-13
 # Primitive pairs from whose number on rounding errors grow.
@@ -27,9 +29,14 @@ def row_norms(diagonal):
 
 def block_norms(basis, densities):
     """|D_ab| of the blocks of each density, shape (n, nshell, nshell)."""
-    first = basis.ao_loc[:-1]
+    found, first = np.empty((len(densities), basis.nshell, basis.nshell)), basis.ao_loc[:-1]
     with np.errstate(over="ignore"):
-        return np.sqrt(np.add.reduceat(np.add.reduceat(densities**2, first, axis=2), first, axis=1))
+        for begin in range(0, basis.nshell, SHELLS):
+            some = slice(begin, begin + SHELLS)
+            rows = densities[:, first[begin] : basis.ao_loc[some.stop if some.stop < basis.nshell else -1]] ** 2
+            of_columns = np.add.reduceat(rows, first, axis=2)
+            np.add.reduceat(of_columns, first[some] - first[begin], axis=1, out=found[:, some])
+        return np.sqrt(found, out=found)
 
 
 def exchange_norms(norms, pairs):

@@ -20,6 +20,7 @@ from md4.gpu import hermite_coulomb as hermite_coulomb_target
 from md4.gpu.kernels import (
     coulomb_threads,
     digest_in_place,
+    pack,
     recurrence,
     select_quartets,
     summed_r,
@@ -640,9 +641,39 @@ def test_rows_as_symmetric_matrices(nao, pitch, count):
     context.pool.release(buffer)
 
 
+@pytest.mark.sample("1-1")
+@pytest.mark.races
+@pytest.mark.parametrize(("nao", "count"), [(1, 1), (7, pack.ROWS), (25, 2 * pack.ROWS + 1)])
+def test_symmetric_matrices_as_rows(nao, count):
+    """Pairs of both orders, some left out, rows of several blocks; above the diagonal nothing is read."""
+    rng = np.random.default_rng(nao)
+    squares, i, j = rng.normal(size=(nao, count, nao)), *np.tril_indices(nao)
+    for row, of_row in enumerate(squares):
+        of_row[:, row + 1 :] = np.nan
+    chosen = rng.permutation(len(i))[: max(1, len(i) - 2)]
+    turned, read = rng.random(len(chosen)) < 0.5, squares[i[chosen], :, j[chosen]].T
+    columns = np.where(turned, j[chosen] * nao + i[chosen], i[chosen] * nao + j[chosen])
+    weights, scales, row = rng.normal(size=len(chosen)), rng.normal(size=count), rng.normal(size=len(chosen))
+    with running() as machine:
+        context = md4.Engine(basis_of((0,)), backend="cuda").backend.context
+        arrays = [squares.ravel(), columns, weights, scales, row]
+        buffer, (table, columns, *given) = context.pool.upload(arrays, context.stream)
+        weighed, factors, values = given
+        out, found = context.pool.get(count * len(chosen)), []
+        for of_j, add in (((), False), ((factors, values), False), ((), True), ((factors, values), True)):
+            pack.launch_pack(context, table, squares.shape, columns, weighed, out, *of_j, add=add)
+            found.append(host_array(out, "float64").reshape(count, -1).copy())
+        pack.launch_pack(context, table, (nao, 0, nao), columns, weighed, out)
+    assert machine.kernels == {"pack_rows"}
+    of_k, of_both = weights * read, weights * read + scales[:, None] * row
+    for this, right in zip(found, (of_k, of_both, of_both + of_k, 2 * of_both + of_k)):
+        assert np.allclose(this, right, rtol=1e-13, atol=1e-13)
+    context.pool.release(buffer)
+
+
 def test_no_kernel_is_left_out():
     tested = ALWAYS | PLAIN | DIGESTION | COULOMB | set(R_KERNELS)
-    tested |= {"correlation_by_warps", "scatter_block", "digest_in_place", "unpack_rows"}
+    tested |= {"correlation_by_warps", "scatter_block", "digest_in_place", "unpack_rows", "pack_rows"}
     tested |= {"bra_transform", "summed_r", "select_quartets"}
     tested |= {"digest_mirrored"}  # by test_digest_mirrored.py
     tested |= {"fused_wide"}  # by test_fused_wide.py
