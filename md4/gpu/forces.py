@@ -26,7 +26,7 @@ from md4.gpu.buffers import Buffer, words
 from md4.gpu.coulomb_forces import CoulombBounds, CoulombForces, apart_from_exchange
 from md4.gpu.dealing import Dealer
 from md4.gpu.force_tasks import ForceTasks
-from md4.gpu.h_layout import BRA_TURNED, KET_ELEMENTS
+from md4.gpu.h_layout import BRA_TURNED, KET_ROWS
 from md4.gpu.hermite_coulomb import first_aos
 from md4.gpu.kernels.gamma_blocks import gamma_numbers, launch_gamma, launch_gamma_of_table
 from md4.gpu.kernels.pair_forces import launch_forces
@@ -336,9 +336,9 @@ class DeviceForces(ForceTasks, CoulombBounds):
             aos = first_aos(context, ab, self.basis), first_aos(context, cd, self.basis)
             launch_gamma(context, in_lanes, table[2:4], aos, ab, cd, of_gamma, gamma)
         if in_lanes:
-            h, slots = cd.h(KET_ELEMENTS).array, backend.pair_maker.slots(cd.pairs, cd.data)
+            h = cd.h(KET_ROWS).array
             launch_reverse_lanes(
-                context, backend.operator, way.lanes, ab, cd, h, slots, gamma, hermite, table, z, parts, each
+                context, backend.operator, way.lanes, ab, cd, h, gamma, hermite, table, z, parts, each
             )  # fmt: skip
         else:
             h, r = cd.h(BRA_TURNED).array, context.pool.room("r", listed.quartets * way.r)

@@ -70,6 +70,7 @@ KET_BLOCKS = HForm("blocks", True)
 # A thread a quartet.
 BRA_ELEMENTS, KET_ELEMENTS = HForm("by row", False), HForm("by column", True)
 KET_SINGLES = HForm("by column", True, single=True)
+KET_ROWS = HForm("by row", True)
 
 
 def panel_row(n):

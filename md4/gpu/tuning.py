@@ -25,6 +25,7 @@ class ReverseTuning:
     least_warps: int  # warps that must share one by its shared memory
     steps: tuple  # (primitive quartets of a step, slots), the first for which shared memory has room
     lane_bytes: int  # of a lane a quartet: most bytes of shared memory of a warp
+    lane_elements: int  # most products of elements of H with r for a primitive quartet
     lane_doubles: int  # most doubles of Z of a lane
     lane_products: int  # most products in its code
     lane_warps: int  # most warps that share the functions p
@@ -47,7 +48,7 @@ class ReverseTuning:
 REVERSE = ReverseTuning(
     most_rows=8, most_warps=8, warps=8, most_parts=16, few_prims=512, most_fused=16, few_fused=7,
     most_words=28, registers=(56, 104), least_warps=8, steps=((8, 2), (4, 2), (2, 2), (1, 2), (1, 1)),
-    lane_bytes=16 << 10, lane_doubles=40, lane_products=1000, lane_warps=5,
+    lane_bytes=16 << 10, lane_elements=1000, lane_doubles=40, lane_products=1000, lane_warps=5,
     fused_pieces=(32, 6000), lane_pieces=(256, 12000),
 )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from md4.gpu.emit.instructions import global_after, global_int, load, shared_real, store_if
+from md4.gpu.emit.instructions import global_int, load, shared_real, store_if
 from md4.gpu.emit.values import FP64, OPEN, i32, i64, multiply_add, select, tuple_of, word
 from md4.gpu.emit.warp_sums import emit_warp_place, emit_warp_sum
 
@@ -15,19 +15,29 @@ def rows_of(elements):
     return [rows[cd] for cd in sorted(rows)]
 
 
+def successive(address, first, count):
+    """So many numbers of global memory from the number `first` on, two at a time where these are 16 bytes together."""
+    found, end = [], first + count
+    while first < end:
+        many = 1 if first % 2 or first + 1 == end else 2
+        found += load("global.nc", address, 8 * first, count=many)
+        first += many
+    return found
+
+
 @cache
 def make_reverse_products(elements, functions, nab, count, known=None):
-    """Intrinsic (Z, h, h_step, r, gamma, offsets, first) -> Z + Gamma U of `count` Hermite functions p.
+    """Intrinsic (Z, h, r, gamma, offsets, first) -> Z + Gamma U of `count` Hermite functions p.
 
-    Z[ab][p] is a tuple. Addresses are the lane's: in global memory of H, whose `elements` (cd, q) are `h_step` bytes
-    apart, and of Gamma[ab][cd] in a tile of 32 quartets, and in shared memory of r. `offsets` are the bytes from r to
-    r[p + q], [p][q] for the `functions` q, from the one with the number `first` on; `known` is a tuple of them where
-    the p are always the same.
+    Z[ab][p] is a tuple. Addresses are the lane's: in global memory of H, whose `elements` (cd, q) follow each other,
+    row by row, from a multiple of 16 bytes on, and of Gamma[ab][cd] in a tile of 32 quartets, and in shared memory of
+    r. `offsets` are the bytes from r to r[p + q], [p][q] for the `functions` q, from the one with the number `first`
+    on; `known` is a tuple of them where the p are always the same.
     """
     rows, z_tuple = rows_of(elements), tuple_of(FP64, nab * count)
 
-    @word(z_tuple, z_tuple, i64, i32, i32, i64, OPEN, i64)
-    def reverse_products(z, h, h_step, r, gamma, offsets, first):
+    @word(z_tuple, z_tuple, i64, i32, i64, OPEN, i64)
+    def reverse_products(z, h, r, gamma, offsets, first):
         table = offsets.at(first, 4)
 
         def r_number(p, q):
@@ -35,7 +45,7 @@ def make_reverse_products(elements, functions, nab, count, known=None):
             return shared_real(r + global_int(table, 4 * n)) if known is None else shared_real(r, known[n])
 
         def loaded(cd):
-            factors = [global_after(h, h_step, n, FP64) for n, _ in rows[cd]]
+            factors = successive(h, rows[cd][0][0], len(rows[cd]))
             return factors, [load("global.nc", gamma, 256 * (ab * len(rows) + cd))[0] for ab in range(nab)]
 
         following = loaded(0)

@@ -1,15 +1,16 @@
 """Steps 1 and 2 of gradients for the smallest classes: a lane a primitive quartet.
 
 A block of threads takes a primitive bra pair, and goes through the primitive ket pairs that count with it
-(`md4.gpu.kernels.select_kets`). Each lane makes r of a quartet, which goes to shared memory, with the ket's slot and
-the number of the shell quartet behind it. Then
+(`md4.gpu.kernels.select_kets`). Each lane makes r of a quartet, which goes to shared memory, with the numbers of the
+ket and of the shell quartet behind it. Then
 U[cd, p] = sum_q H[cd, q] [p|q] and Z[ab, p] += sum_cd Gamma[ab, cd] U[cd, p] are code without loops and without the
 zeros of H (`md4.gpu.emit.reverse`), with Gamma from memory (`md4.gpu.kernels.gamma_blocks`). Z stays in registers; the
 sums over the lanes are added to it in memory at the end. Where Z of a class has too many numbers for a warp, several
 warps divide the p among them; each makes r of 32 quartets for all.
 
-H of the kets is that of `md4.gpu.kernels.thread_quartet`, with the sign (-1)^|q|, and R = P - Q. So U lacks no sign
-here, and gets the one that Z has in the other kernels, (-1)^|p|, when it is added to memory.
+H of the kets has the sign (-1)^|q|, and R = P - Q. So U lacks no sign here, and gets the one that Z has in the other
+kernels, (-1)^|p|, when it is added to memory. All numbers of a ket follow each other: lanes have any kets, and should
+read few sectors of memory.
 """
 
 from functools import cache
@@ -18,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, I32, I64, cuda, i32, i64, jit_device, types, u32, u64
+from md4.gpu.device_code import F64, I32, cuda, i32, i64, jit_device, types, u32, u64
 from md4.gpu.emit.instructions import address_of, make_empty, shared_address
 from md4.gpu.emit.reverse import make_add_sums, make_reverse_products
 from md4.gpu.emit.scalars import load_shared_int, quotient, store_shared_int
@@ -43,23 +44,18 @@ from md4.method.hermite import nonzero_elements
 from md4.method.mirror import class_elements
 
 
-class KetSlots(NamedTuple):
-    """What is in the slots of the ket's list; see `md4.gpu.pair_layout`.
+class Kets(NamedTuple):
+    """The primitive pairs of the ket's list.
 
     Attributes
     ----------
-    pairs, h : float64 array
-        [p, P_z, P_y, P_x][slot], and [element of H][slot] in the form `KET_ELEMENTS`.
-    place : int64 array
-        Slot of each primitive pair.
-    count : int64
-        Slots.
+    records : Records
+    h : float64 array
+        H in the form `KET_ROWS`, that of each pair one after the other.
     """
 
-    pairs: F64
+    records: Records
     h: F64
-    place: I64
-    count: i64
 
 
 class Columns(NamedTuple):
@@ -113,8 +109,9 @@ def reverse_lanes(nab, chunk, warps, ket_class, l, lowest, kind):
     The p begin with the ordinal `lowest`.
     """
     l_ket = ket_class[0] + ket_class[1]
-    # in the order of `KET_ELEMENTS`
-    elements = tuple(sorted(map(tuple, nonzero_elements(*ket_class).tolist()), key=lambda element: element[::-1]))
+    # in the order of `KET_ROWS`, of a number that is even
+    elements = tuple(sorted(map(tuple, nonzero_elements(*ket_class).tolist())))
+    size = -(-len(elements) // 2) * 2
     functions, row = nherm(l_ket), nherm(l + l_ket) | 1
     known = tuple(column_offsets(l, lowest, l_ket, 0).tolist()) if chunk == nherm(l) - lowest else None
     products, add_sums = make_reverse_products(elements, functions, nab, chunk, known), make_add_sums(nab, chunk)
@@ -124,7 +121,7 @@ def reverse_lanes(nab, chunk, warps, ket_class, l, lowest, kind):
     in_tile, of_quartet = jit_device(tile_place), nab * len({cd for cd, _ in elements})
 
     def kernel(
-        records: Records, first_prim: i64, kets: KetPrimitives, slots: KetSlots, gamma: F64, dead: i64,
+        records: Records, first_prim: i64, kets: KetPrimitives, of_kets: Kets, gamma: F64, dead: i64,
         operator: OperatorArguments, columns: Columns, z: ReverseSums, parts: i64, each: i64,
     ):  # fmt: skip
         shared = cuda.shared.array(0, types.float64)
@@ -136,34 +133,31 @@ def reverse_lanes(nab, chunk, warps, ket_class, l, lowest, kind):
             return
         place, address = charge_at(records.numbers, prim * records.width), i32(shared_address(shared) + 8 * row * lane)
         own_r = i32(address + (tid >> 5) * set_bytes)
-        sums, h_step = empty(), i32(8 * slots.count)
-        # of each quartet the ket's slot and the shell quartet stand behind r
+        sums, pairs, width = empty(), of_kets.records.numbers, u64(of_kets.records.width)
+        # of each quartet the ket and the shell quartet stand behind r
         numbers_at = i32(shared_address(shared) + 256 * row + 8 * lane)
         own_numbers, number = i32(numbers_at + (tid >> 5) * set_bytes), u64(min(n + tid, behind - 1))
-        slot, shells = u64(slots.place[u64(kets.numbers[number])]), i64(kets.shells[number])
+        ket, shells = u64(u32(kets.numbers[number])), i64(kets.shells[number])
         while n < behind:
             # each warp makes r of 32 quartets
-            count = u64(slots.count)
-            s = separation_of(place, Charge(
-                slots.pairs[slot], slots.pairs[count + slot], slots.pairs[u64(2) * count + slot],
-                slots.pairs[u64(3) * count + slot],
-            ))  # fmt: skip
+            at = ket * width
+            s = separation_of(place, Charge(pairs[at], pairs[at + u64(1)], pairs[at + u64(2)], pairs[at + u64(3)]))
             make_r(zeros_upto(s, operator), s.rz, s.ry, s.rx, own_r)
-            store_shared_int(own_numbers, i32(slot))
+            store_shared_int(own_numbers, i32(ket))
             store_shared_int(i32(own_numbers + 4), i32(shells if n + tid < behind else dead))
             # those of the next turn are on their way during the products
             number = u64(min(n + tid + 32 * warps, behind - 1))
-            slot, shells = u64(slots.place[u64(kets.numbers[number])]), i64(kets.shells[number])
+            ket, shells = u64(u32(kets.numbers[number])), i64(kets.shells[number])
             if warps > 1:
                 cuda.syncthreads()
-            r, at, end = address, numbers_at, min(behind, n + 32 * warps)
+            r, behind_r, end = address, numbers_at, min(behind, n + 32 * warps)
             while n < end:
-                of_ket, of_shells = i64(u32(load_shared_int(at))), i64(load_shared_int(i32(at + 4)))
+                of_ket, of_shells = i64(u32(load_shared_int(behind_r))), i64(load_shared_int(i32(behind_r + 4)))
                 sums = products(
-                    sums, address_of(slots.h, of_ket), h_step, r, address_of(gamma, in_tile(of_shells, of_quartet)),
+                    sums, address_of(of_kets.h, of_ket * size), r, address_of(gamma, in_tile(of_shells, of_quartet)),
                     columns.offsets, first * columns.functions,
                 )  # fmt: skip
-                r, at, n = i32(r + set_bytes), i32(at + set_bytes), n + 32
+                r, behind_r, n = i32(r + set_bytes), i32(behind_r + set_bytes), n + 32
             if warps > 1:
                 cuda.syncthreads()
         target = (part * z.nprim + prim - z.first_prim) * columns.blocks * z.rows * 8
@@ -186,7 +180,7 @@ class LanePlan(NamedTuple):
 def lane_plan(bra, ket, hermite):
     """`LanePlan` for `ListFacts` of the bra, the ket, and the Hermite functions of the bra; None for larger classes."""
     elements, row = len(class_elements(ket.h_class)), nherm(hermite.l + ket.l) | 1
-    if lane_set_bytes(row) > REVERSE.lane_bytes:
+    if lane_set_bytes(row) > REVERSE.lane_bytes or elements * hermite.nherm > REVERSE.lane_elements:
         return None
     of_one = elements + bra.nab * ket.nab
     most = min(hermite.nherm, REVERSE.lane_doubles // bra.nab, REVERSE.lane_products // of_one)
@@ -194,7 +188,7 @@ def lane_plan(bra, ket, hermite):
     return LanePlan(-(-hermite.nherm // warps), warps) if warps <= REVERSE.lane_warps else None
 
 
-def launch_reverse_lanes(context, operator, plan, ab, cd, h, slots, gamma, hermite, table, z, parts, each):
+def launch_reverse_lanes(context, operator, plan, ab, cd, h, gamma, hermite, table, z, parts, each):
     """Adds what the listed primitive quartets give the bra pairs `ab` to Z.
 
     Parameters
@@ -204,9 +198,7 @@ def launch_reverse_lanes(context, operator, plan, ab, cd, h, slots, gamma, hermi
     ab, cd : md4.engine.PreparedPairs
         A slice of the bra list, and the ket list.
     h : Buffer
-        H of the ket list in the form `md4.gpu.h_layout.KET_ELEMENTS`.
-    slots : md4.gpu.pair_layout.PairSlots
-        Of the ket list.
+        H of the ket list in the form `md4.gpu.h_layout.KET_ROWS`.
     gamma : Buffer
         Of the shell quartets, side by side in tiles.
     hermite : ListFacts
@@ -223,7 +215,7 @@ def launch_reverse_lanes(context, operator, plan, ab, cd, h, slots, gamma, hermi
     context.launch(
         variant, parts * ab.nprim, 32 * plan.warps, plan.warps * lane_set_bytes(nherm(l + ket.l) | 1),
         (ab.data.records, ab.data.width), ab.first_prim, (first, numbers, shells),
-        (slots.numbers, h, slots.place, slots.count), gamma, of_quartets.size,
+        ((cd.data.records, cd.data.width), h), gamma, of_quartets.size,
         operator_arguments(context, operator.kind, operator.parameter),
         (offsets, signs, nherm(ket.l), hermite.nherm, blocks_of_8(hermite.nherm)), z, parts, each,
     )  # fmt: skip
