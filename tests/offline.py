@@ -331,6 +331,7 @@ def used_by_few_centres(unit, kind="coulomb", lmax=6, single_l=8, lengths=FEW_LE
         launch_unpack(backend.context, None, (1, 1), None, None, (1, 1), density)
     for count in (0, *range(1, 33, 8)):
         backend.rehearse_rows(9, count)
+    backend.rehearse_pack()
     return backend.context.asked
 
 

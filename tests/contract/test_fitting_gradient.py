@@ -267,6 +267,7 @@ def test_on_the_emulated_gpu(count, how, store, monkeypatch):
     dm = symmetric(mol.nao, count)
     on_cpu = fitting(mol, auxmol)
     want = FittingGradient(on_cpu).run(dm, 1.0, 0.7)
+    monkeypatch.setattr(fitting_gradient, "SQUARE_COLUMNS", 3)
     with running("dmma16") as machine, cupy():
         made = fitting(mol, auxmol, backend="cuda", store=store)
         found = FittingGradient(made).run(dm, 1.0, 0.7)

@@ -11,6 +11,7 @@ from md4 import Basis, Engine
 from md4.contract.screening import (
     ROUNDING,
     diagonal_norms,
+    merged_lists,
     pair_bounds,
     raised,
     schwarz_bounds,
@@ -47,6 +48,35 @@ def test_bounds_are_those_of_the_integrals():
             block = engine.compute([pair], [pair])[0, 0]
             diagonal = np.einsum("abab->ab", block)
             assert abs(bound - row_norms(diagonal[None])[0]) < 1e-12
+
+
+@pytest.mark.parametrize("hermite_bytes, cuts", [(1 << 30, False), (4000, True)])
+def test_lists_of_whole_classes(hermite_bytes, cuts, monkeypatch):
+    """All pairs of a class in one list, or in lists of few bytes, as if their kinds had never been told apart."""
+    monkeypatch.setattr(HostSums, "mixed_shells", 0)
+    engine = Engine(Basis.from_mol(molecule(WATER, "cc-pvdz")), backend="cpu")
+    basis, tolerance = engine.bra_basis, 1e-13
+    every = pairs_by_kind(basis, 0)
+    given = sorted_lists(engine, every, pair_bounds(engine, every, tolerance), tolerance, 1 << 30)
+    found = merged_lists(engine, given, tolerance, hermite_bytes)
+    whole = unique_pairs_by_class(basis)
+    right = sorted_lists(engine, whole, pair_bounds(engine, whole, tolerance), tolerance, hermite_bytes)
+    assert len(given) > len(whole)
+    assert len(found) == len(right)
+    assert (len(found) > len(whole)) == cuts
+    assert cuts or merged_lists(engine, right, tolerance, hermite_bytes) is right
+    of_class = {one.pairs.shell_class: one for one in right}
+    for this in found:
+        assert np.all(np.diff(this.bound) <= 0)
+        assert len(this.exact) == len(this.terms) == len(this)
+        of_pairs = {tuple(sorted(pair)): n for n, pair in enumerate(this.pairs.pairs.tolist())}
+        if not cuts:
+            other = of_class[this.pairs.shell_class]
+            places = [of_pairs.pop(tuple(sorted(pair))) for pair in other.pairs.pairs.tolist()]
+            assert not of_pairs
+            assert this.pairs.nprim == other.pairs.nprim
+            np.testing.assert_allclose(this.exact[places], other.exact, rtol=1e-10)
+            np.testing.assert_allclose(this.terms[places], other.terms, rtol=1e-10)
 
 
 def test_bounds_of_a_part_are_those_of_the_whole():

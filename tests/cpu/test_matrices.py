@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from md4.cpu.matrices import all_finite, by_elements, plus_transposed
+from md4.cpu.matrices import all_finite, by_elements, plus_transposed, symmetric_parts
 
 
 @pytest.fixture(params=[1, 3])
@@ -29,6 +29,15 @@ def test_plus_transposed(threads, matrices, sign):
     assert np.array_equal(matrices, before)
     assert plus_transposed(matrices, sign=sign, out=matrices) is matrices
     assert np.array_equal(matrices, expected)
+
+
+def test_symmetric_parts(threads, matrices):
+    """With the largest element, here a negative one, and what the matrices lack of being symmetric."""
+    matrices[-1, 0, -1] = -10.0
+    found, largest, difference = symmetric_parts(matrices)
+    assert np.array_equal(found, (matrices + matrices.transpose(0, 2, 1)) / 2)
+    assert largest == 10.0
+    assert difference == pytest.approx(abs(matrices - matrices.transpose(0, 2, 1)).max(), rel=1e-14)
 
 
 @pytest.mark.parametrize("order", ["C", "F"])

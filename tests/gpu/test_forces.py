@@ -17,8 +17,10 @@ from md4.gpu import coulomb_forces, force_tasks, forces, hermite_coulomb, revers
 from md4.gpu.backend import GpuBackend
 from md4.gpu.context import DeviceContext
 from md4.gpu.dry_run import NoMemory
+from md4.gpu.sums import DeviceSums
 from md4.method.operators import Operator
 from md4.shells.schwarz import GradientBounds
+from md4.shells.shell import Shell
 
 # Angular momenta, primitives and contracted functions of a few shells, whether they are spherical, and the unit.
 CASES = {
@@ -106,6 +108,30 @@ def test_j_apart(count, options, passes, apart):
     assert_same(*both(SMALL, call))
     count, every = computed["cuda"]
     assert count == passes * every
+
+
+@pytest.mark.parametrize("call", [
+    lambda jk, dm: jk.gradient(dm, tolerance=0), lambda jk, dm: np.array(jk.derivative_jk(dm, tolerance=0)),
+], ids=["forces", "matrices"])  # fmt: skip
+def test_lists_of_whole_classes(call, apart, monkeypatch):
+    """Pairs of one class are in one list, whatever their primitives, though builds have several lists."""
+    monkeypatch.setattr(DeviceSums, "mixed_shells", 0)
+    shells = [Shell(l, [1.3, 0.4][:count], [0.8, 0.5][:count], centre) for l, count, centre in (
+        (0, 1, (0, 0, 0.0)), (0, 2, (0, 0, 1.1)), (1, 1, (0, 0.9, 0.3)), (1, 2, (0.5, 0, 0.7)),
+    )]  # fmt: skip
+    basis, seen = Basis(shells), []
+    dm = symmetric(basis.nao)
+
+    def of(backend):
+        jk = md4.JK(basis, backend=backend)
+        found = call(jk, dm)
+        seen.append((len(jk.lists), len(jk.team.workers[0].forces.lists)))
+        return found
+
+    right = of("cpu")
+    with running():
+        assert_same(of("cuda"), right)
+    assert seen == [(3, 3), (10, 3)]
 
 
 def test_products_with_j_apart(apart):
@@ -551,6 +577,35 @@ def test_no_memory(what, call, monkeypatch):
         with pytest.raises(MemoryLimitError, match=message):
             call(jk, dm)
     assert not asked
+
+
+def test_h_makes_room(monkeypatch):
+    """For forces that of builds is given up, for builds that of forces, where there is no memory for both."""
+    monkeypatch.setattr(DeviceSums, "mixed_shells", 0)
+    basis = Basis([Shell(0, [1.3, 0.4][:count], [0.8, 0.5][:count], (0, 0, 1.1 * count)) for count in (1, 2)])
+    dm = symmetric(basis.nao)
+    with running():
+        jk = md4.JK(basis, backend="cuda")
+        right, builds = jk.gradient(dm), jk.get_jk(dm)
+        worker = jk.team.workers[0]
+        of_builds, of_forces = ([this.prepared for this in lists] for lists in (jk.lists, worker.forces.lists))
+        assert not {id(this) for this in of_builds} & {id(this) for this in of_forces}
+        assert all(any(this.h_bytes for this in these) for these in (of_builds, of_forces))
+        # as if what H takes were all that is missing
+        held = sum(this.h_bytes for this in [*of_builds, *of_forces])
+        left, least = GpuBackend.memory_left, []
+
+        def memory_left(backend):
+            return 0 if any(this.h_bytes for this in least) else left(backend)
+
+        monkeypatch.setattr(GpuBackend, "memory_left", memory_left)
+        least[:] = of_builds
+        np.testing.assert_array_equal(jk.gradient(dm), right)
+        assert sum(this.h_bytes for this in of_builds) == 0
+        least[:] = of_forces
+        for found, first in zip(jk.get_jk(dm), builds):
+            assert_same(found, first)
+        assert sum(this.h_bytes for this in of_forces) == 0 < held
 
 
 @pytest.mark.thorough

@@ -26,8 +26,10 @@ def test_gradient_bounds():
     np.testing.assert_allclose(made.derivative, [20.0, 80.0, 60.0, 80.0])
 
 
-def test_norms_of_blocks():
+@pytest.mark.parametrize("shells", [1, 2, 6, 32])
+def test_norms_of_blocks(shells, monkeypatch):
     """And the largest of each shell with the shells of some pairs, whose second index they are."""
+    monkeypatch.setattr("md4.shells.schwarz.SHELLS", shells)
     basis = s_and_p(2, 3, [1])
     dm = np.random.default_rng(0).normal(size=(2, basis.nao, basis.nao))
     found = block_norms(basis, dm)
