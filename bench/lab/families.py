@@ -35,6 +35,7 @@ from md4.gpu.context import DeviceContext
 from md4.gpu.kernels import fused, summed_r
 from md4.gpu.kernels.grouped_rows import Groups, launch_grouped_rows
 from md4.gpu.kernels.half_transform import TILE, launch_half_transform
+from md4.gpu.kernels.pack import launch_pack
 from md4.gpu.kernels.unpack import launch_unpack
 from md4.gpu.paths import plans
 from md4.gpu.tuning import SELECT
@@ -284,6 +285,24 @@ def unpacked(nao, count):
     compare(found, table[chosen][:, places], f"{count} matrices of {nao} AOs of rows in another order")
 
 
+def packed(nao, count):
+    """Lower triangles as rows of pairs, a pair in seven left out, then added to with what J adds."""
+    rng, i, j = np.random.default_rng(nao), *np.tril_indices(nao)
+    chosen = rng.permutation(len(i))[: len(i) - len(i) // 7]
+    squares, weights, row = rng.normal(size=(nao, count, nao)), *rng.normal(size=(2, len(chosen)))
+    columns, scales = i[chosen] * nao + j[chosen], rng.normal(size=count)
+    right = weights * squares[i[chosen], :, j[chosen]].T
+    context = md4.Engine(SP, backend="cuda").backend.context
+    arrays = [squares.ravel(), columns, weights, scales, row]
+    buffer, (table, *given, factors, values) = context.pool.upload(arrays, context.stream)
+    out, found = context.pool.get(right.size), np.empty(right.shape)
+    launch_pack(context, table, squares.shape, *given, out)
+    launch_pack(context, table, squares.shape, *given, out, factors, values, add=True)
+    copy_to_host(found, out.pointer, context.stream)
+    context.pool.release(buffer)
+    compare(found, 2 * right + scales[:, None] * row, f"{count} rows of {nao} AOs")
+
+
 def times_orbitals(nao, count, columns8):
     """Rows of pairs times orbitals, which are the last index of what is made."""
     rng, i, j = np.random.default_rng(nao), *np.tril_indices(nao)
@@ -524,6 +543,7 @@ FAMILIES = {
     ),
     # rows of density fitting, of one tile and of several
     "unpack": each(unpacked, (1, 1), (32, 9), (70, 20), (133, 17)),
+    "pack": each(packed, (1, 1), (32, 9), (70, 20), (133, 17)),
     "rows times orbitals": [
         *each(times_orbitals, (1, 1, 2), (33, 9, 2), (70, 20, 3), (130, 32, 4)),
         *each(grouped, (1, 1, [1]), (700, 2, [5, 3, 12]), (130, 4, [4, 9])),

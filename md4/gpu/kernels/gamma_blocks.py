@@ -1,8 +1,8 @@
 """Gamma of gradients for listed shell quartets; see `md4.gpu.kernels.reverse_sums` for the equation.
 
-Primitive quartets of a shell quartet have the same Gamma, so it is made once. A block of threads brings the six blocks
-of a density that some quartets need to shared memory, and makes Gamma of them from there. Where Gamma is in a table
-already, it is brought into the same order.
+Primitive quartets of a shell quartet have the same Gamma, so it is made once. A block of threads brings the blocks of a
+density that some quartets need to shared memory, two for J and four for exchange, and makes Gamma of them from there.
+Where Gamma is in a table already, it is brought into the same order.
 """
 
 from typing import NamedTuple
@@ -97,11 +97,15 @@ def gamma_blocks(side_by_side):
         of_cd, of_ac, of_bd, of_ad, of_bc = places(na, nb, nc, nd)
         for s in range(densities.coulomb.size):
             cuda.syncthreads()
-            step = min(size, i64(THREADS))
+            j, half_k = densities.coulomb[s], -0.5 * densities.exchange[s]
+            # the blocks ab and cd are for J, the others for exchange
+            with_j, with_k = j != 0.0, half_k != 0.0
+            n, last = i64(0) if with_j else nab + ncd, size if with_k else nab + ncd
+            step = max(i64(1), min(last - n, i64(THREADS)))
             together = quotient(i64(THREADS), step)
             own = quotient(tid, step)
-            n = tid - own * step
-            while own < together and n < size:
+            n += tid - own * step
+            while own < together and n < last:
                 left, right, row, column = block_place(min(n, nab + ncd + (na + nb) * (nc + nd) - 1), na, nb, nc, nd)
                 source = address_of(densities.numbers, (s * nao + row) * nao + column)
                 to = i32(d_at + 8 * (own * size + n))
@@ -114,7 +118,6 @@ def gamma_blocks(side_by_side):
             commit_copies()
             wait()
             cuda.syncthreads()
-            j, half_k = densities.coulomb[s], -0.5 * densities.exchange[s]
             if side_by_side:
                 # a lane takes a quartet, a warp a range of functions (ab, c), all d
                 quartet, warp = tid & 31, tid >> 5
@@ -130,10 +133,17 @@ def gamma_blocks(side_by_side):
                 c_left, b_left, turns, all_bd, row_ac = nc - c, nb - b, last - n, i32(8 * nb * nd), i32(8 * nc)
                 row_bd, all_bc, all_cd = i32(8 * nd), i32(8 * nb * nc), i32(8 * ncd)
                 while turns > 0 and quartet < many:
-                    end, own_ad, own_bd, d_ab = i32(cd_at + row_bd), ad_at, bd_at, weight * j * load_shared(ab_at)
-                    d_ac, d_bc = half_weight * load_shared(ac_at), half_weight * load_shared(bc_at)
+                    end, own_ad, own_bd, d_ab, d_ac, d_bc = i32(cd_at + row_bd), ad_at, bd_at, 0.0, 0.0, 0.0
+                    if with_j:
+                        d_ab = weight * j * load_shared(ab_at)
+                    if with_k:
+                        d_ac, d_bc = half_weight * load_shared(ac_at), half_weight * load_shared(bc_at)
                     while cd_at < end:
-                        value = d_ab * load_shared(cd_at) + d_ac * load_shared(own_bd) + d_bc * load_shared(own_ad)
+                        value = 0.0
+                        if with_j:
+                            value = d_ab * load_shared(cd_at)
+                        if with_k:
+                            value += d_ac * load_shared(own_bd) + d_bc * load_shared(own_ad)
                         out[u64(place)] = value if s == 0 else out[u64(place)] + value
                         cd_at, own_ad, own_bd = i32(cd_at + 8), i32(own_ad + 8), i32(own_bd + 8)
                         place += GROUP
@@ -167,11 +177,14 @@ def gamma_blocks(side_by_side):
                     ad_at, bc_at = here + of_ad + 8 * (a * nd + e), here + of_bc + 8 * (b * nc + c)
                     at, weight_at, end = i32(0), i32(weights_at + 8 * own), i32(weights_at + 8 * many)
                     while weight_at < end:
-                        value = of_j * (load_shared(i32(ab_at + at)) * load_shared(i32(cd_at + at)))
-                        value += of_k * (
-                            load_shared(i32(ac_at + at)) * load_shared(i32(bd_at + at))
-                            + load_shared(i32(ad_at + at)) * load_shared(i32(bc_at + at))
-                        )
+                        value = 0.0
+                        if with_j:
+                            value = of_j * (load_shared(i32(ab_at + at)) * load_shared(i32(cd_at + at)))
+                        if with_k:
+                            value += of_k * (
+                                load_shared(i32(ac_at + at)) * load_shared(i32(bd_at + at))
+                                + load_shared(i32(ad_at + at)) * load_shared(i32(bc_at + at))
+                            )
                         value *= load_shared(weight_at)
                         out[u64(place)] = value if s == 0 else out[u64(place)] + value
                         at, place = i32(at + 8 * size * together), place + together * blocks
