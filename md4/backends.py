@@ -251,8 +251,8 @@ class Algebra(Protocol):
     def pack(self, squares, columns, weights, out, scales=None, row=None, add=False):
         """out[n, c] = weights[c] squares[i, n, j] + scales[n] row[c] of columns[c] = i nao + j or j nao + i, i >= j.
 
-        Where `scales` and `row` are given; added to `out` if `add`. `squares` has the shape (nao, n, nao); returns
-        `out`.
+        The second term is there if `scales` and `row` are given. With `add`, the sum is added to `out`. `squares` has
+        the shape (nao, n, nao). Returns `out`.
         """
 
     def matrix_width(self, nao):

@@ -160,7 +160,8 @@ class FittingGradient:
         row, sizes = 8 * 2 * three.ncol, np.diff(three.basis.ao_loc)
         most, blocks, own = max(1, int(BLOCK_SHARE * left) // row), [], range(0)
         widest = int(sizes[len(three.basis.parts[0]) : three.basis.unit].max())
-        need = widest * row + 8 * (2 * self.fitting.nao + 8) ** 2  # as `add_exchange` at most for a function
+        # as `add_exchange` at most for a function, and rows of D
+        need = widest * row + 8 * ((2 * self.fitting.nao + 8) ** 2 + 3 * three.ncol)
         check_fits(need, left, "the gradient of density fitting with one auxiliary shell at a time needs")
         for this in range(parts):
             before, used = len(blocks), most
@@ -315,7 +316,8 @@ class FittingGradient:
         Rows of products have whole units of 8 orbitals, for which cuBLAS is faster, the last ones with L = 0.
         """
         algebra, nao, n = self.algebra, self.fitting.nao, len(functions)
-        vectors, rank = padded(algebra, this.factors), -(-this.factors.rank // 8) * 8
+        vectors = padded(algebra, this.factors)
+        rank = vectors.shape[1]
         places = algebra.send(places_in_triangle(this.factors.rank, rank))
         dense = algebra.gather(this.orbital[functions], places, algebra.empty((n, rank, rank)))
         half = algebra.product(dense.reshape(n * rank, rank), vectors.T, algebra.empty((n * rank, nao)), -this.exchange)

@@ -28,7 +28,7 @@ contains the rounding error that T_ab allows it, so that cancellation in (ab|ab)
 """
 
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from math import hypot, sqrt
 
 import numpy as np
@@ -219,11 +219,16 @@ def raised(bounds, step):
 
 
 def cut(engine, pairs, hermite_bytes):
-    """Slices of a list whose H matrices take at most `hermite_bytes`, by the pair with the most primitives."""
+    """Slices of a list whose H matrices take at most `hermite_bytes`, by what a primitive of the longest pair takes."""
     if len(pairs) == 0:
         return []
     counts = np.multiply(*engine.bra_basis.nprims[pairs].T)
     most = int(np.argmax(counts))
     head = ShellPairs.of_basis(engine.bra_basis, pairs[most : most + 1], np.array([0, counts[most]]))
-    size = max(1, hermite_bytes // max(1, engine.backend.hermite_bytes(head)))
-    return [slice(n, n + size) for n in range(0, len(pairs), size)]
+    prims = hermite_bytes * int(counts[most]) // max(1, engine.backend.hermite_bytes(head))
+    ends, edges = np.cumsum(counts), [0]
+    while edges[-1] < len(pairs):
+        before = ends[edges[-1] - 1] if edges[-1] else 0
+        end = int(np.searchsorted(ends, before + prims, side="right"))
+        edges.append(max(end, edges[-1] + 1))
+    return [slice(*both) for both in pairwise(edges)]

@@ -198,7 +198,8 @@ class Team:
 
         def make(worker):
             lists = merged_lists(worker.engine, worker.lists, tolerance, self.list_bytes)
-            return worker.backend.sums.forces(self.basis, lists, worker.lists)
+            beside = () if lists is worker.lists else worker.lists
+            return worker.backend.sums.forces(self.basis, lists, beside)
 
         # the first worker, which is asked, is the last
         for worker, forces in reversed([*zip(self.workers, self.each(make))]):

@@ -81,6 +81,7 @@ class Worker:
 
     @cached_property
     def store(self):
+        self.spare()
         backend = self.backend
         return HermiteStore(int(HERMITE_SHARE * backend.memory_left()), backend, backend.forms)
 
@@ -89,8 +90,8 @@ class Worker:
         return int(HERMITE_SHARE * self.backend.memory_left()) // (4 * self.backend.forms)
 
     def spare(self):
-        """Drops the H matrices of forces, for builds."""
-        if self.forces is not None:
+        """Drops the H matrices of forces, for builds, unless both have the same."""
+        if self.forces is not None and self.forces.beside:
             self.forces.drop()
 
     def forget(self):

@@ -208,8 +208,7 @@ class HostFittingForces(HostForces):
 
     def result(self):
         """The sums by the centre of each shell, shape (nshell, 3); H matrices are dropped."""
-        for this in self.lists:
-            this.prepared.drop()
+        self.drop()
         return self.by_centres(self.found)
 
 

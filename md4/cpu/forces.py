@@ -130,9 +130,11 @@ class HostForces:
     ----------
     loop : callable
         The loop for a kind of operator; all of them have the arguments of `reverse_lanes`.
+    beside : tuple
+        Lists of builds that are others; there are none.
     """
 
-    loop = staticmethod(reverse_sums)
+    loop, beside = staticmethod(reverse_sums), ()
 
     def __init__(self, backend, basis, lists):
         self.backend, self.basis, self.lock = backend, basis, Lock()

@@ -208,7 +208,7 @@ class DeviceDerivatives:
         except MemoryLimitError:
             if len(ab) * len(cd) == 1:
                 raise
-        for this in (ab, *self.kets):
+        for this in (ab, *self.kets, *(this.prepared for this in self.forces.beside)):
             this.drop()
         for half in halves(max(ab, cd, key=len)):
             self.add_block(*((half, cd) if len(ab) >= len(cd) else (ab, half)), limits, places, sums)

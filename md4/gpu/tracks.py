@@ -1,7 +1,8 @@
 """Tracks: the streams on which one build of J and K, or one gradient, is at work at the same time.
 
 Most kernels of a small molecule have too few blocks to fill a GPU, and each waits for the one before. So the tasks of a
-build are dealt out to several tracks. Track 0 is the engine's own stream, and whatever is not a build uses it alone.
+build are dealt out to several tracks. Track 0 is the engine's own stream, and whatever else is done uses it alone, but
+for bounds of gradients and norms of tables (`in_turn`).
 One thread of the host gives work to all tracks, one call after the other. What tracks share, and why that is safe:
 
     rooms (r, (ab|q], ...)  each track has its own (`md4.gpu.pool.Pool.room`)
@@ -18,8 +19,9 @@ One thread of the host gives work to all tracks, one call after the other. What 
     also in FP32, orders
     of pairs for J alone,
     tables of screening
-    numbers of ket pairs    of each task and sums of each track have a place of their own. They are read after the
-    of gradients            tracks have ended, by the host and by the tracks that begin then.
+    numbers of ket pairs    of each task and sums of each track have a place of their own, as has each list or table of
+    of gradients; norms     norms. They are read after the tracks have ended, by the host and by the tracks that begin
+                            then.
     X, Y, J of Hermite      are set to zero before the tracks begin, and kernels add to them atomically. They are read
     functions, counts       after the tracks have ended.
     constant tables         The host waits until they are written.

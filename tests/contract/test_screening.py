@@ -1,6 +1,7 @@
 """Lists of shell pairs and their bounds, against plain loops."""
 
 from functools import reduce
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from molecules import WATER, molecule
 from md4 import Basis, Engine
 from md4.contract.screening import (
     ROUNDING,
+    cut,
     diagonal_norms,
     merged_lists,
     pair_bounds,
@@ -21,7 +23,7 @@ from md4.cpu.sums import HostSums
 from md4.plan import even_pieces
 from md4.shells.schwarz import FEW_PRIMITIVES, larger, row_norms
 from md4.shells.shell import Shell, radial_norm
-from md4.shells.shell_pairs import pairs_by_kind, shell_kinds, unique_pairs_by_class
+from md4.shells.shell_pairs import pairs_by_kind, shell_kinds, shell_pairs, unique_pairs_by_class
 from md4.validation import oracle
 
 
@@ -68,15 +70,32 @@ def test_lists_of_whole_classes(hermite_bytes, cuts, monkeypatch):
     of_class = {one.pairs.shell_class: one for one in right}
     for this in found:
         assert np.all(np.diff(this.bound) <= 0)
-        assert len(this.exact) == len(this.terms) == len(this)
-        of_pairs = {tuple(sorted(pair)): n for n, pair in enumerate(this.pairs.pairs.tolist())}
         if not cuts:
-            other = of_class[this.pairs.shell_class]
-            places = [of_pairs.pop(tuple(sorted(pair))) for pair in other.pairs.pairs.tolist()]
-            assert not of_pairs
-            assert this.pairs.nprim == other.pairs.nprim
-            np.testing.assert_allclose(this.exact[places], other.exact, rtol=1e-10)
-            np.testing.assert_allclose(this.terms[places], other.terms, rtol=1e-10)
+            assert this.pairs.nprim == of_class[this.pairs.shell_class].pairs.nprim
+    ours, theirs = (
+        {tuple(sorted(pair)): bounds for this in lists
+         for pair, *bounds in zip(this.pairs.pairs.tolist(), this.exact, this.terms)} for lists in (found, right)
+    )  # fmt: skip
+    assert len(ours) == sum(map(len, found)) == basis.nshell * (basis.nshell + 1) // 2
+    assert ours.keys() == theirs.keys()
+    for pair, bounds in ours.items():
+        np.testing.assert_allclose(bounds, theirs[pair], rtol=1e-10)
+
+
+def test_lists_are_cut_by_their_primitives():
+    """Long contractions do not cut those of few primitives short: no list could have a pair more."""
+    engine = Engine(Basis.from_mol(molecule(WATER, "cc-pvdz")), backend="cpu")
+    basis = engine.bra_basis
+    for pairs in unique_pairs_by_class(basis):
+        counts = np.multiply(*basis.nprims[pairs].T)
+        one = pairs[[np.argmax(counts)]]
+        longest = engine.backend.hermite_bytes(shell_pairs(basis, one, 0))
+        for limit in (1, 3, 40):
+            found = cut(engine, pairs, limit * longest)
+            assert [n for piece in found for n in range(len(pairs))[piece]] == list(range(len(pairs)))
+            most = limit * counts.max()
+            for piece, following in pairwise(found):
+                assert counts[piece].sum() <= most < counts[piece].sum() + counts[following.start]
 
 
 def test_bounds_of_a_part_are_those_of_the_whole():

@@ -586,7 +586,7 @@ def test_h_makes_room(monkeypatch):
     dm = symmetric(basis.nao)
     with running():
         jk = md4.JK(basis, backend="cuda")
-        right, builds = jk.gradient(dm), jk.get_jk(dm)
+        builds, right = jk.get_jk(dm), jk.gradient(dm)
         worker = jk.team.workers[0]
         of_builds, of_forces = ([this.prepared for this in lists] for lists in (jk.lists, worker.forces.lists))
         assert not {id(this) for this in of_builds} & {id(this) for this in of_forces}
@@ -606,6 +606,27 @@ def test_h_makes_room(monkeypatch):
         for found, first in zip(jk.get_jk(dm), builds):
             assert_same(found, first)
         assert sum(this.h_bytes for this in of_forces) == 0 < held
+        # where the least fits, but not H of all lists of a build
+        least.clear()
+        jk.gradient(dm)
+        assert any(this.h_bytes for this in of_forces)
+        monkeypatch.setattr(worker.store, "holds", lambda pieces: False)
+        for found, first in zip(jk.get_jk(dm), builds):
+            assert_same(found, first)
+        assert sum(this.h_bytes for this in of_forces) == 0
+
+
+def test_h_of_the_same_lists():
+    """Forces on the lists of builds are not asked to give up what builds keep."""
+    with running():
+        jk = md4.JK(SMALL, backend="cuda")
+        jk.gradient(symmetric(SMALL.nao))
+        worker = jk.team.workers[0]
+        assert worker.forces.lists is worker.lists
+        held = [this.prepared.h_bytes for this in worker.lists]
+        worker.spare()
+        assert held == [this.prepared.h_bytes for this in worker.lists]
+        assert any(held)
 
 
 @pytest.mark.thorough

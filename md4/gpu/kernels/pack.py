@@ -12,8 +12,8 @@ BLOCKS = 6  # blocks that a multiprocessor is to hold at once
 def pack_rows():
     """Kernel factory: out[n, c] = weights[c] table[i, n, j] of the pair columns[c] = i nao + j, or j nao + i, i >= j.
 
-    Without `scales` that is all, or it is added if `add`; with them scales[n] row[c] is added. A thread has one c, and
-    reads the numbers of all its rows before it writes them.
+    If there are `scales`, scales[n] row[c] is another term. With `add`, the sum is added to `out`. A thread has one c,
+    and reads the numbers of all its rows before it writes them.
     """
     many = ROWS
 
