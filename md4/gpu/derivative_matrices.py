@@ -4,43 +4,33 @@
 
 **J** is made in the Hermite basis as J alone is (`md4.gpu.hermite_coulomb`): J^x_ij = sum_p H^{A_x}[ij, p] J_p.
 
-**K** is digested from blocks of integrals. They are made of derivatives of ordered pairs of shells, (i, j) and (j, i),
-by i, with the lists of pairs of J and K, and digested by the kernel that digests blocks of J and K
-(`md4.gpu.kernels.digest_rows`). To the kernel a block has bra pairs ab of n_x n_i functions a, the derivatives of i one
-after the other, and n_j functions b. It adds
+**K** needs no integrals of derivatives either. U[kl, p] = (p|kl) of a bra pair ij with all ket pairs are those of
+gradients (`md4.gpu.forces`), of one degree more than ij has, and with them (`md4.gpu.kernels.half_exchange`)
 
-    X_ac += (ab|cd) D_bd       X_ad += (ab|cd) D_bc
+    W[p, j, l] = sum_k U[kl, p] D_jk          K^x_il = sum_{p,j} H^{A_x}[ij, p] W[p, j, l]
 
-and the same with a and b exchanged, which nobody wants. So the derivatives have rows of their own, below those of the
-AOs: X has four rows for each AO, the last three of which are K.
+and likewise with i and j exchanged, from the same U. W of a bra pair is complete when all kets have been there. So H of
+derivatives is multiplied once a pair, not once a quartet, and all sums have a fixed order.
 """
 
 from itertools import combinations_with_replacement
+from typing import NamedTuple
 
 import numpy as np
 
-from md4.errors import MemoryLimitError
-from md4.gpu.digest import halves
+from md4.gpu.h_layout import KET_STEPS
 from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
-from md4.gpu.kernels.digestion import launch_digest
-from md4.method.derivatives import OF_A
+from md4.gpu.kernels.half_exchange import launch_exchange_derivatives, launch_half_exchange, members_of
+from md4.gpu.reverse_ways import chunks, hermite_of, rectangle_bytes
+from md4.gpu.tiles import blocks_of_8
+from md4.gpu.tuning import CHUNK_BYTES
+from md4.method.derivatives import OF_A, OF_B
 from md4.plan import even_pieces, own_ranges
 from md4.shells.schwarz import block_norms, exchange_norms
-from md4.shells.shell_pairs import ShellPairs, ordered_pairs
+from md4.shells.shell_pairs import ordered_pairs
 
-# Rows of X for each AO.
-ROWS = 4
-# Integrals that a shell quartet may have: of three derivatives their numbers are int32, and so are bytes of a row b.
-MOST_INTEGRALS = (1 << 28) - 1
-# Share of the memory that may be used, of the H matrices of a piece of a list of derivatives, in one form.
-H_SHARE = 0.1
-
-
-def derivative_rows(ao_loc):
-    """The row of X of each derivative and AO, shape (3, nao), counted from the first derivative."""
-    counts = np.diff(ao_loc)
-    first, count = np.repeat(ao_loc[:-1], counts), np.repeat(counts, counts)
-    return 2 * first + np.arange(ao_loc[-1]) + np.arange(3)[:, None] * count
+# Share of the memory that may be used, of W and of H of derivatives of some bra pairs.
+W_SHARE = 0.3
 
 
 def limits_of_kets(tolerance, bounds, norms):
@@ -50,48 +40,28 @@ def limits_of_kets(tolerance, bounds, norms):
         return np.nan_to_num(tolerance / (bounds * norms), nan=0.0, posinf=np.inf)
 
 
-class ExchangeSums:
-    """X of some densities in device memory.
-
-    Parameters
-    ----------
-    context : md4.gpu.context.DeviceContext
-    densities : ndarray, shape (n, nao, nao)
+class Kets(NamedTuple):
+    """What is known of a ket list.
 
     Attributes
     ----------
-    matrices : list of tuple
-        Of each density, what `md4.gpu.kernels.digestion.launch_digest` takes.
+    highest : ndarray, shape (npair,)
+        The largest bound from each pair to the end of the list, the last one first.
+    of_j : ndarray, shape (nshell,)
+        The largest norm of D of each shell j with the shells of the list.
+    members : tuple of Buffer
+        Fields of `md4.gpu.kernels.half_exchange.Members`.
     """
 
-    def __init__(self, context, densities):
-        count, self.context, self.nao = len(densities), context, densities.shape[-1]
-        # D of derivatives is read, too, below the last matrix, and is of no use
-        inputs, sums, square = (count + ROWS - 1) * self.nao**2, count * ROWS * self.nao**2, self.nao**2
-        self.buffer = context.pool.get(inputs + sums)
-        context.clear(self.buffer)
-        context.copy_in(self.buffer.pointer, np.ascontiguousarray(densities))
-        places = [(n * square, inputs + n * ROWS * square) for n in range(count)]
-        pairs = [[self.buffer.part(first, (ROWS * square,)) for first in both] for both in places]
-        self.matrices = [(d, x, d, x) for d, x in pairs]
+    highest: np.ndarray
+    of_j: np.ndarray
+    members: tuple
 
-    @staticmethod
-    def nbytes(densities):
-        """Bytes for as many densities of the same size."""
-        return 8 * (len(densities) * (ROWS + 1) + ROWS - 1) * densities.shape[-1] ** 2
-
-    def add(self, block, ab, cd, places):
-        """Adds a block of two slices of lists, whose first rows or AOs are `places`."""
-        for matrices in self.matrices:
-            launch_digest(self.context, block, ab, cd, places, False, matrices, (1, 0), self.nao)
-
-    def result(self, rows):
-        """K, shape (n, 3, nao, nao), by `derivative_rows`."""
-        found = np.empty((len(self.matrices), (ROWS - 1) * self.nao, self.nao))
-        for (_, x, *_), out in zip(self.matrices, found):
-            self.context.copy_out(out, x.part(self.nao**2, (out.size,)).pointer)
-        self.context.pool.release(self.buffer)
-        return found[:, rows]
+    @classmethod
+    def of(cls, this, norms, members):
+        """Of a `md4.contract.screening.PairList`, by norms of the blocks of D."""
+        highest = np.maximum.accumulate(this.exact[::-1])
+        return cls(highest, exchange_norms(norms, this.pairs.pairs), members)
 
 
 class DeviceDerivatives:
@@ -109,7 +79,7 @@ class DeviceDerivatives:
 
     def __init__(self, engine, forces, cutoff):
         self.engine, self.backend, self.basis, self.forces = engine, engine.backend, engine.bra_basis, forces
-        self.cutoff, self.kets = cutoff, [this.prepared for this in forces.lists]
+        self.cutoff, self.lists = cutoff, [this.prepared for this in forces.lists]
 
     def run(self, densities, with_j, with_k, tolerance, part=0, parts=1, report=None):
         """As `md4.cpu.derivative_matrices.HostDerivatives.run`; what takes long is K."""
@@ -119,7 +89,7 @@ class DeviceDerivatives:
         if with_k:
             return vj, self.exchange(*given, report)
         if report is not None:
-            report(sum(ordered_pairs(this.pairs) for this in self.kets) / parts)
+            report(sum(ordered_pairs(this.pairs) for this in self.lists) / parts)
         return vj, nothing
 
     def coulomb(self, densities, tolerance, part, parts):
@@ -128,116 +98,106 @@ class DeviceDerivatives:
         norms = block_norms(self.basis, twice / 2).max(axis=0)
         own, largest = (np.concatenate([getattr(of, name) for of in self.forces.bounds]) for name in ("own", "largest"))
         rule = self.forces.product_rule(tolerance, largest, own * norms[tuple(self.forces.shells.T)], norms)
-        target = DeviceCoulomb(self.backend, self.basis, twice, rule, self.kets, more=1)
-        target.load(self.forces.with_room_for_h(self.backend, self.kets))
+        target = DeviceCoulomb(self.backend, self.basis, twice, rule, self.lists, more=1)
+        target.load(self.forces.with_room_for_h(self.backend, self.lists))
         for l_ket, l_bra in combinations_with_replacement(sorted(target.degrees), 2):
             target.add(l_bra, l_ket, part, parts)
-        return target.collect_derivatives(self.kets)
+        return target.collect_derivatives(self.lists)
 
     def exchange(self, densities, tolerance, part, parts, report):
-        """K from blocks of integrals of derivatives."""
-        sums, norms = ExchangeSums(self.backend.context, densities), block_norms(self.basis, densities).max(axis=0)
-        # the largest bound from each pair to the end of its list, the last one first, and norms of D for each j
-        of_kets = [
-            (np.maximum.accumulate(this.exact[::-1]), exchange_norms(norms, this.pairs.pairs))
-            for this in self.forces.lists
-        ]
+        """K by W of a piece of the pairs after the other."""
+        context, norms = self.backend.context, block_norms(self.basis, densities).max(axis=0)
+        buffer, (numbers, *members) = context.pool.upload(
+            [densities, *(array for ket in self.lists for array in members_of(self.basis, ket.pairs.pairs))],
+            context.stream,
+        )  # fmt: skip
+        size, found = densities[0].size, np.empty((len(densities), 3, *densities.shape[1:]))
+        given, sums = [numbers.part(n * size, (size,)) for n in range(len(densities))], context.pool.get(found.size)
+        context.clear(sums)
+        kets = [Kets.of(ket, norms, members[4 * n : 4 * n + 4]) for n, ket in enumerate(self.forces.lists)]
         done, wait = 0, None
-        for bra, bounds in self.bras(part, parts):
-            shells = bra.pairs.pairs
-            rows = self.basis.nao + 3 * self.basis.ao_loc[shells[:, 0]], self.basis.ao_loc[shells[:, 1]]
-            buffer, (places,) = self.backend.context.pool.upload([np.stack(rows, axis=1)], self.backend.context.stream)
-            for ket, (highest, of_j) in zip(self.forces.with_room_for_h(self.backend, self.kets), of_kets):
-                limits = limits_of_kets(tolerance, bounds, of_j[shells[:, 1]])
-                self.add(bra, ket, len(ket) - np.searchsorted(highest, limits), places, sums)
-            self.backend.context.pool.release(buffer)
-            bra.drop()
+        for bra, bounds in self.bras(part, parts, len(densities)):
+            self.add(bra, bounds, kets, given, tolerance, sums)
             if report is not None:  # what the device has done of the pieces before
                 if wait is not None:
                     wait()
                     report(done)
-                done, wait = len(bra) * bra.pairs.na * bra.pairs.nb, self.backend.mark()
-        found = sums.result(derivative_rows(self.basis.ao_loc))
+                done, wait = ordered_pairs(bra.pairs), self.backend.mark()
+        context.copy_out(found, sums.pointer)
+        for this in (buffer, sums):
+            context.pool.release(this)
         if wait is not None:
             report(done)
         return found
 
-    def bras(self, part, parts):
-        """Derivatives by the first shell of all ordered pairs of a part, in pieces, with bounds of each pair."""
+    def bras(self, part, parts, count):
+        """Pairs of a part for so many densities, in pieces whose W fits the memory, with the bounds of each pair.
+
+        The pairs of a piece have as many primitive pairs, but for those that are left out.
+        """
         for number, (this, of_pairs) in enumerate(zip(self.forces.lists, self.forces.bounds)):
             shells = this.pairs.pairs
-            for own in own_ranges(len(shells), (part + number) % parts, parts):
-                chosen = np.arange(own.start, own.stop)
-                yield from self.pieces(shells[chosen], of_pairs.largest[chosen])
-                chosen = chosen[np.not_equal(*shells[chosen].T)]
-                yield from self.pieces(shells[chosen, ::-1], of_pairs.largest[chosen])
+            every, ranges = np.arange(len(shells)), own_ranges(len(shells), (part + number) % parts, parts)
+            own = np.concatenate([every[:0], *(every[these] for these in ranges)])
+            prims, room = self.basis.nprims[shells[own]].prod(axis=1), int(W_SHARE * self.backend.memory_left())
+            for some in np.unique(prims).tolist():
+                alike = own[prims == some]
+                most = max(1, room // (some * self.prim_bytes(this.prepared, count)))
+                where = [alike[piece] for piece in even_pieces(len(alike), most)]
+                made = self.engine.prepare_lists([shells[piece] for piece in where], self.basis, self.cutoff)
+                for piece, bra in zip(where, made):
+                    if bra.nprim:
+                        yield bra, of_pairs.largest[piece]
 
-    def pieces(self, shells, bounds):
-        """Prepared derivatives of a list of pairs of shells, in pieces whose H fits the memory, with their bounds."""
-        if len(shells) == 0:
-            return
-        counts = self.basis.nprims[shells].prod(axis=1)
-        most = int(np.argmax(counts))
-        largest = ShellPairs.of_basis(self.basis, shells[most : most + 1], np.array([0, counts[most]])).derived(OF_A)
-        room = int(H_SHARE * self.backend.memory_left()) // self.backend.hermite_bytes(largest)
-        where = even_pieces(len(shells), max(1, room))
-        lists = [shells[piece] for piece in where]
-        for piece, made in zip(where, self.engine.prepare_lists(lists, self.basis, self.cutoff)):
-            yield made.derived(OF_A), bounds[piece]
+    def prim_bytes(self, this, count):
+        """Bytes of W and of H of both derivatives of a primitive pair of a list, for so many densities."""
+        facts, columns = this.facts, 64 * blocks_of_8(hermite_of(this.facts).nherm)
+        return columns * (count * (facts.na + facts.nb) * self.basis.nao + 2 * 8 * blocks_of_8(3 * facts.nab))
 
-    def add(self, bra, ket, counts, places, sums):
-        """Adds what the first ones of a list of pairs give the derivatives of a list; `counts`: of each, so many."""
-        context = self.backend.context
-        if 0 in (counts.max(), bra.nprim, ket.nprim):
-            return
-        limits = self.forces.sent(context, counts.astype(np.int32))
-        places = places, first_aos(context, ket, self.basis)
-        most = max(1, self.backend.block_bytes() // (8 * bra.facts.nab * ket.facts.nab))
-        for ij, kl in self.rectangles(counts, most):
-            self.add_block(bra[ij], ket[kl], limits, places, sums)
-
-    def add_block(self, ab, cd, limits, places, sums):
-        """Adds a rectangle, in halves where there is no memory for the whole."""
-        one, other = ab.facts, cd.facts
-        try:
-            block = self.backend.scratch((len(ab), len(cd), one.nab // one.nb, one.nb, other.na, other.nb))
-            block.limit(limits)
-            self.engine.run_steps(ab, cd, block)
-            sums.add(block, ab, cd, places)
-            return
-        except MemoryLimitError:
-            if len(ab) * len(cd) == 1:
-                raise
-        for this in (ab, *self.kets, *(this.prepared for this in self.forces.beside)):
-            this.drop()
-        for half in halves(max(ab, cd, key=len)):
-            self.add_block(*((half, cd) if len(ab) >= len(cd) else (ab, half)), limits, places, sums)
-
-    def rectangles(self, counts, most):
-        """Slices of both lists that cover what counts, of at most `most` quartets; in a dry run one of each shape."""
-        pieces = even_pieces(len(counts), max(1, most // int(counts.max())))
-        found = [(ij, kl) for ij in pieces for kl in even_pieces(int(counts[ij].max()), most)]
-        if self.backend.dry:
-            return {(ij.stop - ij.start, kl.stop - kl.start): (ij, kl) for ij, kl in found}.values()
-        return found
+    def add(self, bra, bounds, kets, densities, tolerance, sums):
+        """Adds the derivatives of a list of pairs to K."""
+        backend, context, pairs, nao = self.backend, self.backend.context, bra.pairs.pairs, self.basis.nao
+        hermite, functions = hermite_of(bra.facts), bra.facts.na + bra.facts.nb
+        width = 8 * blocks_of_8(hermite.nherm)
+        size = bra.nprim * width * functions * nao
+        room, budget = context.pool.get(size * len(densities)), context.pool.share(CHUNK_BYTES)
+        context.clear(room)
+        of_w = [(room.part(n * size, (size,)), width, functions, nao) for n in range(len(densities))]
+        given = [self.basis.ao_loc[pairs], *members_of(self.basis, pairs)]
+        buffer, (aos, *members) = context.pool.upload(given, context.stream)
+        for ket, of_ket in zip(self.forces.with_room_for_h(backend, self.lists), kets):
+            limits = limits_of_kets(tolerance, bounds, of_ket.of_j[pairs].max(axis=1))
+            counts = (len(ket) - np.searchsorted(of_ket.highest, limits)).astype(np.int32)
+            of_bra, both = self.forces.sent(context, counts), (aos, first_aos(context, ket, self.basis))
+            for ab, cd in chunks(bra, ket, counts, budget):
+                u = self.forces.half_transformed(backend, ab, cd, of_bra)
+                for density, w in zip(densities, of_w):
+                    launch_half_exchange(context, both, ab, cd, of_ket.members, hermite, u, of_bra, density, w)
+        for derivatives, by_b in ((OF_A, False), (OF_B, True)):
+            derived = bra.derived(derivatives)
+            for n, w in enumerate(of_w):
+                k = sums.part(n * 3 * nao**2, (3 * nao**2,))
+                launch_exchange_derivatives(context, bra, members, derived.h(KET_STEPS).array, by_b, w, k)
+            derived.drop()
+        for this in (room, buffer):
+            context.pool.release(this)
 
     def check_memory(self, densities, with_j, with_k):
-        """MemoryLimitError, before anything is allocated, if there is no room for matrices and one list or quartet."""
-        lists, made, needs = [this.pairs for this in self.kets], "derivatives of J and K", []
-        most = max(this.nab for this in lists) ** 2
-        if with_k and most > MOST_INTEGRALS:
-            raise MemoryLimitError(
-                f"a shell quartet of {self.basis!r} may have {most} integrals, but derivatives of K on a GPU take "
-                f"{MOST_INTEGRALS}; use backend='cpu'."
-            )
+        """MemoryLimitError, before anything is allocated, if there is no room for matrices and one list or pair."""
+        made, needs = "derivatives of J and K", []
         if with_j:
-            h, sums = DeviceCoulomb.derived_bytes(self.backend, self.kets), self.forces.coulomb_bytes(len(densities))
+            h, sums = DeviceCoulomb.derived_bytes(self.backend, self.lists), self.forces.coulomb_bytes(len(densities))
             # buffers are rounded up by an eighth at most
             matrices, sums = 72 * densities.size, sums * 9 // 8
             needs.append({"densities and sums": matrices, "Hermite functions": sums, "H of one list": h})
         if with_k:
-            pairs = [(this[:1].derived(OF_A), other[:1]) for this in lists for other in lists]
-            least = max(8 * bra.nab * ket.nab + self.backend.least_workspace(bra, ket) for bra, ket in pairs)
-            needs.append({"densities and sums": ExchangeSums.nbytes(densities) * 9 // 8, "a shell quartet": least})
+            members = sum(32 * len(this) + 16 * self.basis.nshell for this in self.lists)
+            of_w = max(this.facts.max_prim * self.prim_bytes(this, len(densities)) for this in self.lists)
+            of_u = max(rectangle_bytes(bra, ket) for bra in self.lists for ket in self.lists)
+            h = max(self.backend.hermite_bytes(this.pairs) for this in self.lists)
+            needs.append({
+                "densities, sums and pairs": (32 * densities.size + members) * 9 // 8, "H of one list": h,
+                "a shell pair": of_w * 9 // 8, "integrals": of_u,
+            })  # fmt: skip
         for need in needs:
             self.forces.require(self.backend, need, made)

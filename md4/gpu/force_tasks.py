@@ -192,7 +192,7 @@ class ForceTasks:
     def coulomb_bytes(self, densities):
         """Bytes of D and J of so many densities in the Hermite basis, of one degree more than pairs have."""
         every = [this.pairs for this in self.lists]
-        return sum(p.nprim * (20 * densities * row_width(p.l + 1, True) + 60) + 32 * len(p) for p in every)
+        return sum(p.nprim * (28 * densities * row_width(p.l + 1, True) + 60) + 32 * len(p) for p in every)
 
     def drop(self):
         """Gives back the H matrices of the lists."""

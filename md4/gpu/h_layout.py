@@ -67,6 +67,8 @@ KET_FLAT = HForm("fragments", True, "natural", "staircase")
 KET_TURNED = HForm("blocks", True, "turned", "staircase")
 # J in the Hermite basis.
 KET_BLOCKS = HForm("blocks", True)
+# K of derivatives.
+KET_STEPS = HForm("blocks", True, "natural", "staircase")
 # A thread a quartet.
 BRA_ELEMENTS, KET_ELEMENTS = HForm("by row", False), HForm("by column", True)
 KET_SINGLES = HForm("by column", True, single=True)

@@ -18,6 +18,7 @@ from md4.gpu.kernels.hermite_coulomb import (
     launch_hermite_products,
     launch_hermite_sums,
 )
+from md4.gpu.kernels.hermite_scales import BLOCKS, launch_scales
 from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE, extent, has_range_of_single, largest_single_exponent
 from md4.gpu.pair_order import PairOrder, overlap, part_of_order, rows_together
@@ -60,8 +61,9 @@ class Degree:
         Exponent and centre of the primitive pair at each place.
     reach : Buffer, shape (3 nprim,)
         As in `md4.gpu.kernels.coulomb_threads.OrderedSide`.
-    densities, sums : list of Buffer
-        D and J for each matrix, shape (nprim row_width,).
+    densities, sums, scales : list of Buffer
+        D, J in fixed point, and its scales (`md4.gpu.kernels.hermite_scales`) for each matrix, shape
+        (nprim row_width,).
     singles : list of Buffer
         D in FP32, or none.
     width, owner, mirror
@@ -75,16 +77,21 @@ class Degree:
         self.order, self.l, self.mirrored, nprim = order, order.l, mirrored, order.nprim
         size = nprim * row_width(order.l, mirrored)  # a multiple of 8
         halves = size // 2 if with_singles else 0
-        self.buffer = pool.get(max(1, 7 * nprim + matrices * (2 * size + halves)))
+        self.buffer = pool.get(max(1, 7 * nprim + matrices * (3 * size + halves)))
         first = 4 * nprim
         self.records, self.both = self.buffer.part(0, (first,)), self.buffer.part(first, (2 * matrices * size,))
-        parts = [self.buffer.part(first + n * size, (size,)) for n in range(2 * matrices)]
-        self.densities, self.sums = parts[:matrices], parts[matrices:]
-        first += 2 * matrices * size
-        # last, since rows of D and J begin at multiples of 16 bytes
+        parts = [self.buffer.part(first + n * size, (size,)) for n in range(3 * matrices)]
+        self.densities, self.sums, self.scales = (parts[n * matrices : (n + 1) * matrices] for n in range(3))
+        first += 3 * matrices * size
+        # last, since rows of D begin at multiples of 16 bytes
         self.reach = self.buffer.part(first + matrices * halves, (3 * nprim,))
         rooms = [self.buffer.part(first + n * halves, (halves,)) for n in range(matrices if with_singles else 0)]
         self.singles = [Buffer(room.pointer, (size,), 4, room.owner) for room in rooms]
+
+
+    def results(self):
+        """`md4.gpu.kernels.hermite_coulomb.Sums` for each matrix."""
+        return zip(self.sums, self.scales)
 
 
 class Piece(NamedTuple):
@@ -195,7 +202,9 @@ class DeviceCoulomb:
                 launch_hermite_densities(
                     context, this, h, ao, matrix, self.shape[1], degree.l, self.places[this], self.axis, density
                 )  # fmt: skip
-        for degree in self.degrees.values():
+        degrees = [*self.degrees.values()]
+        launch_scales(context, self.backend.operator, degrees, context.pool.room("norms", BLOCKS * len(degrees)))
+        for degree in degrees:
             for density, single in zip(degree.densities, degree.singles):
                 launch_narrow(context, density, single)
 
@@ -230,10 +239,10 @@ class DeviceCoulomb:
             limits = least, double, largest_single_exponent(bra.l + ket.l)
         for in_fp32 in (False, True) if single else (False,):
             one, two = ((side.singles if in_fp32 else side.densities) for side in (bra, ket))
-            for d_p, j_p, d_q, j_q in zip(one, bra.sums, two, ket.sums):
+            for of_bra, of_ket in zip(zip(one, bra.sums, bra.scales), zip(two, ket.sums, ket.scales)):
                 launch_quartets(
                     backend.context, backend.operator, (bra.l, ket.l), bra.mirrored,
-                    (bra.records, bra.reach, *ends, d_p, j_p), (ket.records, ket.reach, 0, found.width, d_q, j_q),
+                    (bra.records, bra.reach, *ends, *of_bra), (ket.records, ket.reach, 0, found.width, *of_ket),
                     limits, found.filled, in_fp32,
                 )  # fmt: skip
 
@@ -246,8 +255,8 @@ class DeviceCoulomb:
             one = Piece(bra, first + rows.start, rows.stop - rows.start)
             two = Piece(ket, columns.start, columns.stop - columns.start)
             r = backend.r(one, two)
-            for sides in zip(bra.densities, bra.sums, ket.densities, ket.sums):
-                launch_contraction(backend.context, one, two, bra.mirrored, r, sides[:2], sides[2:])
+            for sides in zip(*(zip(side.densities, side.sums, side.scales) for side in (bra, ket))):
+                launch_contraction(backend.context, one, two, bra.mirrored, r, *sides)
 
     # after the tracks have ended
 
@@ -255,7 +264,7 @@ class DeviceCoulomb:
         """Adds what J of a slice of a list, the `whole`, gives to Z of gradients; see `launch_hermite_products`."""
         context, degree = self.backend.context, self.degrees[self.degree_of(prepared)]
         ao, places = first_aos(context, prepared, self.basis), self.places[whole]
-        for matrix, sums in zip(self.matrices(self.twice), degree.sums):
+        for matrix, sums in zip(self.matrices(self.twice), degree.results()):
             launch_hermite_products(
                 context, prepared, ao, matrix, self.shape[1], factor, sums, degree.l, places, self.axis, z
             )  # fmt: skip
@@ -267,7 +276,7 @@ class DeviceCoulomb:
             if this.nprim == 0:
                 continue
             h, ao, degree = this.h(KET_BLOCKS).array, first_aos(context, this, self.basis), self.degrees[this.facts.l]
-            for sums, y in zip(degree.sums, self.matrices(self.y)):
+            for sums, y in zip(degree.results(), self.matrices(self.y)):
                 launch_hermite_sums(context, this, h, ao, sums, self.shape[1], self.places[this], self.axis, y)
         self.forget()
 
@@ -289,7 +298,7 @@ class DeviceCoulomb:
             ao, degree = first_aos(context, this, self.basis), self.degrees[self.degree_of(this)]
             for number, derivative in enumerate(OF_A + OF_B):
                 derived = this.derived((derivative,))  # and the one before, with its H, is gone
-                for n, sums in enumerate(degree.sums):
+                for n, sums in enumerate(degree.results()):
                     y = room.part((number * count + n) * size, (size,))
                     launch_hermite_sums(
                         context, derived, derived.h(KET_BLOCKS).array, ao, sums, nao, self.places[this], self.axis, y

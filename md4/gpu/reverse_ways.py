@@ -184,11 +184,18 @@ def z_bytes(ab):
 def least_bytes(context, bra, ket):
     """Bytes of Z of a bra pair, and of lists, Gamma, r and U with all pairs of a ket list."""
     one, other = bra.facts, ket.facts
-    way, hermite, z = Way.of(context, one, other), hermite_of(one), one.max_prim * z_bytes(bra)
+    way, z = Way.of(context, one, other), one.max_prim * z_bytes(bra)
     if way.listed:
         gamma = gamma_numbers(len(ket), way.gamma, way.lanes is not None)
         return z + 8 * (gamma - len(ket) * way.gamma) + way.nbytes(len(ket), one.max_prim * ket.nprim)
-    return z + one.max_prim * (8 * way.r * other.max_prim + 64 * blocks_of_8(hermite.nherm) * other.nab)
+    return z + rectangle_bytes(bra, ket)
+
+
+def rectangle_bytes(bra, ket):
+    """Bytes of r and U of a bra pair and a ket pair of two lists."""
+    one, other, hermite = bra.facts, ket.facts, hermite_of(bra.facts)
+    r = r_stride_of(other, hermite) * other.max_prim
+    return 8 * one.max_prim * (r + 8 * blocks_of_8(hermite.nherm) * other.nab)
 
 
 def columns(ab):

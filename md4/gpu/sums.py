@@ -100,9 +100,9 @@ class DeviceSums:
         return DeviceFittingForces(basis, pairs, blocks, *gradient_bounds(self.backend, basis, every))
 
     def coulomb_bytes(self, pairs):
-        """Bytes of D and J of a list for one density matrix, D in FP32 as well, and of its part of an order."""
+        """Bytes of D, J and its scales of a list for one density, D in FP32 as well, and of its part of an order."""
         width = row_width(pairs.l, True)  # not less than without a plane
-        return hermite_bytes(pairs, width) + pairs.nprim * (4 * width + 60) + 32 * len(pairs)
+        return hermite_bytes(pairs, width) + pairs.nprim * (12 * width + 60) + 32 * len(pairs)
 
 
 class DeviceBounds:

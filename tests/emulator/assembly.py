@@ -3,7 +3,7 @@
 import re
 import struct
 from ctypes import c_float
-from math import inf, sqrt
+from math import inf, isnan, sqrt
 
 COMPARISONS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<=", "eq": "==", "ne": "!="}
 INSTRUCTION = re.compile(r"(?:@(!?)(\w+)\s+)?([\w.:]+)\s*(.*)", re.DOTALL)
@@ -90,7 +90,8 @@ class Translation:
         return f"m.store('{space}', '{kind}', {self.address(operands[0])}, {self.group(operands[1])})"
 
     def on_red(self, opcode, kind, operands):
-        return f"m.add({self.address(operands[0])}, {self.value(operands[1])})"
+        add = "add_integer" if kind == "u64" else "add"
+        return f"m.{add}({self.address(operands[0])}, {self.value(operands[1])})"
 
     def on_cp(self, opcode, kind, operands):
         if kind == "commit_group":
@@ -133,8 +134,11 @@ class Translation:
     def on_cvta(self, opcode, kind, operands):
         return self.simple(operands, "m.shared_offset({})")
 
+    def on_mul(self, opcode, kind, operands):
+        return self.simple(operands, "{} * {}")
+
     def on_cvt(self, opcode, kind, operands):
-        return self.simple(operands, "{}")
+        return self.simple(operands, "rounded({})" if opcode[1:] == ["rni", "s64", "f64"] else "{}")
 
 
 # what the statements call ---------------------------------------------------------------------------------------------
@@ -170,6 +174,11 @@ def from_bits(n):
     return struct.unpack("<f", struct.pack("<i", n))[0]
 
 
+def rounded(x):
+    """The nearest 64-bit integer; 0 for what is no number."""
+    return 0 if isnan(x) else int(min(max(x, -(2**63)), 2**63 - 1)) if abs(x) >= 2**63 else round(x)
+
+
 def rcp(x):
     return 1.0 / x if x else inf
 
@@ -182,5 +191,5 @@ def ex2(x):
     return 2.0**x
 
 
-FUNCTIONS = (reversed32, halves, joined, single, bits, from_bits, rcp, rsqrt, ex2)
+FUNCTIONS = (reversed32, halves, joined, single, bits, from_bits, rounded, rcp, rsqrt, ex2)
 NAMES = {function.__name__: function for function in FUNCTIONS}

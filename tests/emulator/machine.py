@@ -117,10 +117,14 @@ class Machine:
             raise DeviceFault(f"{threads} threads are not whole warps")
         if self.accesses:
             self.accesses.next_launch()
-        for block in range(grid):
+        for block in self.blocks(grid):
             self.run_block(function, block, args)
         if self.used > room:
             raise DeviceFault(f"{self.used} bytes of shared memory of {function.__name__}, where there are {room}")
+
+    def blocks(self, grid):
+        """The blocks of a launch, in the order in which they run."""
+        return range(grid)
 
     def run_block(self, function, block, args):
         self.block, self.host = block, getcurrent()
@@ -260,6 +264,12 @@ class Machine:
     def add(self, address, value):
         """Atomic addition to a double in global memory."""
         number = ctypes.c_double.from_address(self.host_address("global", address, 8))
+        self.note(ADD, address, 8)
+        number.value += value
+
+    def add_integer(self, address, value):
+        """The same to a 64-bit integer, which may overflow."""
+        number = ctypes.c_int64.from_address(self.host_address("global", address, 8))
         self.note(ADD, address, 8)
         number.value += value
 

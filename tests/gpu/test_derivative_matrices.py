@@ -11,7 +11,7 @@ from nuclear_forces import assert_small_ones_left_out, row_of_shells, scattered
 import md4
 from md4.errors import MemoryLimitError
 from md4.gpu import derivative_matrices
-from md4.gpu.backend import GpuBackend
+from md4.gpu.kernels.half_exchange import members_of
 
 # Angular momenta, primitives and contracted functions of a few shells, whether they are spherical, and the unit.
 CASES = {
@@ -50,7 +50,8 @@ def test_matrices(name):
     dm, options = any_matrices(basis.nao, 2), {"direct_scf_tol": 0, "omega": 0.4}
     with running(unit) as machine:
         found = md4.JK(basis, backend="cuda", **options).derivative_jk(dm)
-    assert "digest_rows" in machine.kernels
+    assert machine.kernels >= {"half_exchange", "exchange_derivatives"}
+    assert "digest_rows" not in machine.kernels
     assert_same(found, md4.JK(basis, backend="cpu", **options).derivative_jk(dm))
 
 
@@ -67,27 +68,66 @@ def test_j_and_k_alone():
     assert_same((vj, vk), right)
 
 
-def test_rows_of_derivatives():
-    """Those of a shell follow each other: first its functions derived by x, then by y, then by z."""
-    rows = derivative_matrices.derivative_rows(np.array([0, 1, 4]))
-    np.testing.assert_array_equal(rows, [[0, 3, 4, 5], [1, 6, 7, 8], [2, 9, 10, 11]])
+@pytest.fixture
+def launched(monkeypatch):
+    """Bra and ket pairs of each launch that takes U."""
+    found, launch = [], derivative_matrices.launch_half_exchange
+
+    def noted(context, aos, ab, cd, *args):
+        found.append((len(ab), len(cd)))
+        launch(context, aos, ab, cd, *args)
+
+    monkeypatch.setattr(derivative_matrices, "launch_half_exchange", noted)
+    return found
 
 
-@pytest.mark.parametrize("name, value", [("backend.BLOCK_BYTES", 1), ("derivative_matrices.H_SHARE", 1e-12)])
-def test_blocks_and_pieces(name, value, monkeypatch):
-    """A quartet at a time, or a bra pair."""
-    blocks, launch = [], derivative_matrices.launch_digest
-    monkeypatch.setattr(
-        derivative_matrices, "launch_digest", lambda *args: blocks.append(args[1].dims[:2]) or launch(*args)
-    )
+@pytest.mark.parametrize("name, value, shapes", [
+    ("derivative_matrices.CHUNK_BYTES", 1, [(1, 1)] * 9), ("derivative_matrices.W_SHARE", 1e-12, [(1, 3)] * 3),
+    ("kernels.half_exchange.MOST_WARPS", 1, [(3, 3)]), ("kernels.half_exchange.MOST_FUNCTIONS", 4, [(3, 3)]),
+], ids=["chunks", "pieces", "launches", "functions"])  # fmt: skip
+def test_what_is_divided(name, value, shapes, launched, monkeypatch):
+    """A quartet at a time, or a bra pair, or a part of their functions."""
     with running():
-        made, dm = made_by(basis_of((0, 0)))
+        made, dm = made_by(basis_of((1, 1) if "FUNCTIONS" in name else (0, 0)))
         right = made.run(dm, True, True, 0.0)
-        assert blocks == [(3, 3), (1, 3)]  # of both orders
+        assert launched == [(3, 3)]
         monkeypatch.setattr(f"md4.gpu.{name}", value)
-        blocks.clear()
-        assert_same(made.run(dm, True, True, 0.0), right)
-    assert blocks == ([(1, 1)] * 12 if "BLOCK" in name else [(1, 3)] * 4)
+        launched.clear()
+        for mine, theirs in zip(made.run(dm, True, True, 0.0), right):
+            np.testing.assert_allclose(mine, theirs, rtol=0, atol=3e-15 * abs(theirs).max())
+    assert launched == shapes
+
+
+def test_pairs_of_as_many_primitives(launched):
+    """Each is a piece of its own."""
+    shells = [md4.Shell(0, [1.1, 0.4][:n], [[1.0]] * n, [0, 0, n]) for n in (1, 2, 1)]
+    basis = md4.Basis(shells)
+    dm = any_matrices(basis.nao)
+    right = md4.JK(basis, backend="cpu", direct_scf_tol=0).derivative_jk(dm)
+    with running():
+        assert_same(md4.JK(basis, backend="cuda", direct_scf_tol=0).derivative_jk(dm), right)
+    assert [one for one, _ in launched] == [3, 2, 1]
+
+
+def test_the_same_bits():
+    """In any order of the blocks and threads of a launch."""
+    basis, found = basis_of((0, 1)), []
+    dm = any_matrices(basis.nao)
+    for order in (range, lambda grid: reversed(range(grid))):
+        with running() as machine:
+            machine.blocks = order
+            machine.lot.seed(len(found))
+            found.append(md4.JK(basis, backend="cuda", direct_scf_tol=0).derivative_jk(dm))
+    np.testing.assert_array_equal(*found)
+
+
+def test_members():
+    """Of each shell, pairs that rise, one of a shell with itself."""
+    basis = basis_of((0, 1, 0))
+    first, members, own, others = members_of(basis, np.array([[2, 0], [0, 0], [2, 2], [0, 2]]))
+    assert [first.tolist(), own.tolist()] == [[0, 3, 6], [0, 4]]
+    assert members.tolist() == [1, 2, 6, 0, 4, 7]
+    assert others.tolist() == [4, 0, 4, 0, 4, 0]
 
 
 def test_parts_of_the_terms():
@@ -164,31 +204,3 @@ def test_little_memory(options):
         assert mine is theirs is None or abs(mine - theirs).max() < 1e-14 * abs(theirs).max()
     assert messages
     assert all(message.startswith("derivatives of J and K") for message in messages)
-
-
-def test_a_refusal_within_a_block(monkeypatch):
-    """It is made in halves, without the H matrices that were kept."""
-    blocks, room, launch = [], GpuBackend.r, derivative_matrices.launch_digest
-
-    def refused(backend, ab, cd, block=None):
-        if len(ab) * len(cd) > 2:
-            raise MemoryLimitError("none")
-        return room(backend, ab, cd, block)
-
-    monkeypatch.setattr(
-        derivative_matrices, "launch_digest", lambda *args: blocks.append(args[1].dims[:2]) or launch(*args)
-    )
-    with running():
-        made, dm = made_by(basis_of((0, 0)))
-        right = made.run(dm, True, True, 0.0)
-        monkeypatch.setattr(GpuBackend, "r", refused)
-        blocks.clear()
-        assert_same(made.run(dm, True, True, 0.0), right)
-    assert len(blocks) > 2
-
-
-def test_too_many_integrals(monkeypatch):
-    """Of a quartet, whose numbers kernels count in 32 bits."""
-    monkeypatch.setattr(derivative_matrices, "MOST_INTEGRALS", 80)
-    with running(), pytest.raises(MemoryLimitError, match=r"may have 81 integrals, .* take 80; use"):
-        md4.JK(SMALL, backend="cuda").derivative_jk(np.eye(SMALL.nao))

@@ -2,13 +2,14 @@
 
 Words that are unrolled while code is generated. Densities and sums are those of `md4.method.hermite_coulomb` and
 carry the sign (-1)^|q|. Of the bra, the sign is taken off when a density is read, and put on again when a sum is
-written. The order of functions in a row is that of `md4.gpu.hermite_rows`.
+written. The order of functions in a row is that of `md4.gpu.hermite_rows`. Sums are added up in fixed point
+(`md4.gpu.kernels.hermite_scales`).
 """
 
 from functools import cache
 from itertools import product
 
-from md4.gpu.emit.instructions import add_double, add_double_if, global_number, load, new_block, shared_real, store
+from md4.gpu.emit.instructions import add_scaled, global_number, load, new_block, shared_real, store
 from md4.gpu.emit.unrolled import emit_by_axis
 from md4.gpu.emit.values import FP64, INT, OPEN, f64, fma, i32, i64, select, tuple_of, word
 from md4.gpu.emit.warp_sums import emit_warp_place, emit_warp_sum
@@ -43,15 +44,16 @@ def degree(word):
     return word >> 24
 
 
-def add_groups(values, base, lane, limit):
-    """Adds the sums of `values` over the warp to the first `limit` doubles at `base`; `lane` is an i32.
+def add_groups(values, base, scales, lane):
+    """Adds the sums of `values` over the warp to those in fixed point at `base`, with `scales`; `lane` is an i32.
 
     The values are doubles or floats.
     """
     mine = emit_warp_place(lane)
     for first in range(0, len(values), LANES):
-        total, place = emit_warp_sum(values[first : first + LANES], lane), mine + first
-        add_double_if(base + place.u64 * 8, total, place, "lt", limit)
+        some = values[first : first + LANES]
+        total, before = emit_warp_sum(some, lane), (mine + first).u64 * 8
+        add_scaled(base + before, scales + before, total, live=(mine, "lt", len(some)))
 
 
 def load_numbers(address, offset, precision=FP64):
@@ -87,29 +89,29 @@ def make_load_row(places, precision):
 
 @cache
 def make_add_row(places, precision):
-    """Intrinsic (x, array, first): array[first + place] += x_n atomically for the n-th of `places`.
+    """Intrinsic (x, sums, scales, first): x_n, in a precision, to sums[first + place] for the n-th of `places`.
 
-    x is in a precision, the array in FP64.
+    Sums are in fixed point and have scales; see `add_scaled`.
     """
 
-    @word(None, tuple_of(precision, len(places)), OPEN, i64)
-    def add_row(x, array, first):
-        address = array.at(first)
+    @word(None, tuple_of(precision, len(places)), OPEN, OPEN, i64)
+    def add_row(x, sums, scales, first):
+        address, scale = sums.at(first), scales.at(first)
         for place, value in zip(places, x):
-            add_double(address, value, 8 * place)
+            add_scaled(address, scale, value, 8 * place)
 
     return add_row
 
 
 @cache
 def make_quartet_sums(l_bra, l_ket, functions, precision=FP64, staged=False, mirrored=False):
-    """Intrinsic (zeros, weight, rz, ry, rx, d_ket, j_ket, d, d_first, j, j_first, lane, stage) -> j_ket.
+    """Intrinsic (zeros, weight, rz, ry, rx, d_ket, j_ket, d, j, scales, first, lane, stage) -> j_ket.
 
     A lane has one primitive quartet; the lanes of a warp share the bra primitive. `zeros` are its [0]^(0..L), `d_ket`
     and `j_ket` its D_q and J_q for the `functions` q, by their places; no others take part. D_p of the bra begins at
-    d[d_first]. The sum over p of r[p+q] D_p is added to J_q. The sum of r[p+q] D_q over q and the warp is added to
-    j[j_first:]. All of r is scaled by `weight`. R and j are doubles, all other real numbers are in `precision`. If
-    `mirrored`, R_z is zero, and r[p+q] with it unless p and q have the same parity.
+    d[first]. The sum over p of r[p+q] D_p is added to J_q. The sum of r[p+q] D_q over q and the warp is added to
+    j[first:], with scales[first:]. All of r is scaled by `weight`. R and scales are doubles, all other real numbers are
+    in `precision`. If `mirrored`, R_z is zero, and r[p+q] with it unless p and q have the same parity.
 
     r is in registers; or, if `staged`, in shared memory: the m-th of lane n at `stage` + (32 m + n) numbers, where
     `stage` is the lane's own address. From there each is loaded once for `ROWS` functions p and the q of a degree,
@@ -139,12 +141,12 @@ def make_quartet_sums(l_bra, l_ket, functions, precision=FP64, staged=False, mir
             store(stage, [value], 32 * nbytes * places[t])
         return lambda t: load("volatile.shared", stage, 32 * nbytes * places[t], precision)[0]
 
-    @word(ket, orders, real, f64, f64, f64, ket, ket, OPEN, i64, OPEN, i64, i64, i32)
-    def quartet_sums(zeros, weight, rz, ry, rx, d_ket, j_ket, d, d_first, j, j_first, lane, stage):
+    @word(ket, orders, real, f64, f64, f64, ket, ket, OPEN, OPEN, OPEN, i64, i64, i32)
+    def quartet_sums(zeros, weight, rz, ry, rx, d_ket, j_ket, d, j, scales, first, lane, stage):
         zeros, separation = [zero * weight for zero in zeros], [x.narrowed(precision) for x in (rz, ry, rx)]
         number = numbers_of_quartet(zeros, separation, stage)
         d_q, j_q = dict(zip(functions, d_ket)), dict(zip(functions, j_ket))
-        source, target, lane = d.at(d_first, nbytes), j.at(j_first), lane.i32
+        source, target, scale, lane = d.at(first, nbytes), j.at(first), scales.at(first), lane.i32
         for group, degrees in groups:
             if many and group != groups[0][0]:
                 new_block(lane)
@@ -159,7 +161,8 @@ def make_quartet_sums(l_bra, l_ket, functions, precision=FP64, staged=False, mir
                         value = known[t] if t in known else known.setdefault(t, number(t))
                         j_q[q] = fma(value, d_p[p], j_q[q])
                         j_p[p] = fma(value, d_q[q], j_p[p])
-            add_groups([signed(p, j_p[p]) for p in group], target + 8 * group[0], lane, len(group))
+            place = 8 * group[0]
+            add_groups([signed(p, j_p[p]) for p in group], target + place, scale + place, lane)
         return j_q.values()
 
     return quartet_sums
@@ -214,19 +217,19 @@ class Walk:
 
 @cache
 def make_correlate(l_ket, count, mirrored, parity):
-    """Intrinsic (words, r, d, d_bra, j_bra, scale, j, first, lane) -> j_bra, for one primitive quartet of a warp.
+    """Intrinsic (words, r, d, d_bra, j_bra, weight, j, scales, first, lane) -> j_bra, for one quartet of a warp.
 
     A lane has `count` functions p of the bra, by their packed words, and their D_p and J_p. r of the quartet is at the
     shared address `r`, D_q of the ket begins at d[first]. The sum over q of r[p+q] D_q is added to J_p. The sum of
-    r[p+q] D_p over the warp's functions p, times `scale`, is added to j[first:]. If `mirrored`, all p and q are of one
-    `parity`.
+    r[p+q] D_p over the warp's functions p, times `weight`, is added to j[first:], with scales[first:]. If `mirrored`,
+    all p and q are of one `parity`.
     """
     bra, part = tuple_of(FP64, count), row_parts(l_ket, mirrored)[parity]
 
-    @word(bra, tuple_of(INT, count), i32, OPEN, bra, bra, f64, OPEN, i64, i64)
-    def correlate(places, r, d, d_p, j_p, scale, j, first, lane):
-        walks = [Walk(r, packed) for packed in places]
-        source, target, lane, sums, pair, place = d.at(first), j.at(first), lane.i32, [], None, part.start
+    @word(bra, tuple_of(INT, count), i32, OPEN, bra, bra, f64, OPEN, OPEN, i64, i64)
+    def correlate(places, r, d, d_p, j_p, weight, j, scales, first, lane):
+        walks, source, target = [Walk(r, packed) for packed in places], d.at(first), j.at(first)
+        scale, lane, sums, pair, place = scales.at(first), lane.i32, [], None, part.start
         for lq in range(l_ket + 1):
             for s in range(lq + 1):
                 for z in range(s + 1 if not mirrored or (lq - s) % 2 == parity else 0):
@@ -238,10 +241,11 @@ def make_correlate(l_ket, count, mirrored, parity):
                         value = shared_real(walk.row, 8 * q)
                         j_p[n] = fma(value, pair[place % 2], j_p[n])
                         total = value * d_p[n] if n == 0 else fma(value, d_p[n], total)
-                    sums.append(total * scale)
+                    sums.append(total * weight)
                     place += 1
                     if len(sums) == LANES or place == part.stop:
-                        add_groups(sums, target + 8 * (place - len(sums)), lane, len(sums))
+                        begin = 8 * (place - len(sums))
+                        add_groups(sums, target + begin, scale + begin, lane)
                         sums = []
                 for walk in walks:
                     walk.next_s()

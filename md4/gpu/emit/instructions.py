@@ -252,6 +252,24 @@ def add_double_if(address, value, n, comparison, limit):
     call_asm(None, [address, value.f64, n], text, "l,d,r", effects=True)
 
 
+def add_scaled(address, scale, value, offset=0, live=None):
+    """Atomic addition to a sum in fixed point: a real number times a scale, rounded, to a 64-bit integer.
+
+    The sum is in global memory `offset` bytes after `address`, and its scale, a double that no one writes meanwhile, as
+    many after `scale`. `live` is (an i32, a comparison, a limit) as in `add_double_if`.
+    """
+    operands, constraints, test, where = [address, scale, value.f64], "l,l,d", "", ""
+    if live is not None:
+        n, comparison, limit = live
+        operands, constraints, where = [*operands, n], f"{constraints},r", "@p "
+        test = f".reg .pred p; setp.{comparison}.s32 p, $3, {limit};"
+    text = (
+        f"{{ {test} .reg .f64 x; .reg .s64 n; mov.f64 x, 0d0000000000000000; {where}ld.global.nc.f64 x, [$1+{offset}]; "
+        f"mul.f64 x, x, $2; cvt.rni.s64.f64 n, x; {where}red.global.add.u64 [$0+{offset}], n; }}"
+    )
+    call_asm(None, operands, text, constraints, effects=True)
+
+
 # asynchronous copies
 
 

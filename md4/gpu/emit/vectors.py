@@ -5,7 +5,7 @@ Words that are unrolled while code is generated.
 
 from functools import cache
 
-from md4.gpu.emit.instructions import add_double_if, load_if, store
+from md4.gpu.emit.instructions import add_scaled, load_if, store
 from md4.gpu.emit.values import FP64, OPEN, i32, i64, tuple_of, word
 
 
@@ -41,13 +41,16 @@ def make_store_vector(count, stride):
 
 @cache
 def make_add_vector(count):
-    """Intrinsic (x, array, first, stride, limit): array[first + n stride] += x_n atomically for n < limit."""
+    """Intrinsic (x, sums, scales, first, stride, limit): x_n to sums[first + n stride] for n < limit.
 
-    @word(None, tuple_of(FP64, count), OPEN, i64, i64, i64)
-    def add_vector(x, array, first, stride, limit):
-        address, step, limit = array.at(first), stride * 8, limit.i32
+    Sums are in fixed point and have scales; see `add_scaled`.
+    """
+
+    @word(None, tuple_of(FP64, count), OPEN, OPEN, i64, i64, i64)
+    def add_vector(x, sums, scales, first, stride, limit):
+        address, scale, step, limit = sums.at(first), scales.at(first), stride * 8, limit.i32
         for n, value in enumerate(x):
-            add_double_if(address, value, limit, "gt", n)
-            address = address + step
+            add_scaled(address, scale, value, live=(limit, "gt", n))
+            address, scale = address + step, scale + step
 
     return add_vector

@@ -65,7 +65,11 @@ class OrderedSide(NamedTuple):
         Three of each place: R of the pair, R times 2 sqrt(min(n, n)) |D|, and T / R (`md4.contract.screening`).
     first, last : int64
         First place of the range, and the one behind its last.
-    d, j : float64 array
+    d : float64 array
+    j : int64 array
+        In fixed point.
+    scales : float64 array
+        Those of j; see `md4.gpu.kernels.hermite_scales`.
     """
 
     records: F64
@@ -73,7 +77,8 @@ class OrderedSide(NamedTuple):
     first: i64
     last: i64
     d: F64
-    j: F64
+    j: I64
+    scales: F64
 
 
 class Reach(NamedTuple):
@@ -222,12 +227,12 @@ def correlation_by_threads(l_bra, l_ket, kind, single, part, mirrored):
                 r = Separation(numbers[4 * slot], q.p, rz, ry, rx, rz * rz + ry * ry + rx * rx)
                 zeros = zeros_of(r, operator)
                 row = at * np_
-                j = correlate(zeros, real(weight), r.rz, r.ry, r.rx, d, j, bra.d, row, bra.j, row, lane, stage)
+                j = correlate(zeros, real(weight), r.rz, r.ry, r.rx, d, j, bra.d, bra.j, bra.scales, row, lane, stage)
                 slot += 1
             cuda.syncwarp()
             m += 32
         if live and found > 0:
-            add(j, ket.j, place * nq)
+            add(j, ket.j, ket.scales, place * nq)
 
     return Kernel(kernel, (threads, 1 if staged else blocks_together(l, single)))
 

@@ -65,6 +65,13 @@ class PairFunctions(NamedTuple):
     nao: i64
 
 
+class Sums(NamedTuple):
+    """J of the rows of a degree in fixed point, and its scales."""
+
+    numbers: I64
+    scales: F64
+
+
 class Rows(NamedTuple):
     """Where the Hermite functions of a list are in the rows of its degree.
 
@@ -89,13 +96,18 @@ class Side(NamedTuple):
     Attributes
     ----------
     first, count : int64
-    d, j : float64 array
+    d : float64 array
+    j : int64 array
+        In fixed point.
+    scales : float64 array
+        Those of j; see `md4.gpu.kernels.hermite_scales`.
     """
 
     first: i64
     count: i64
     d: F64
-    j: F64
+    j: I64
+    scales: F64
 
 
 class Functions(NamedTuple):
@@ -142,6 +154,11 @@ class Share(NamedTuple):
     step: i64
 
 
+def sum_at(sums, place):
+    """A sum of `Sums` as a double (device function)."""
+    return float(sums.numbers[place]) / sums.scales[place]
+
+
 def hermite_densities():
     """Kernel factory: D_p = sum_ab H[ab, p] w_ab D_ab of all primitive pairs, a warp for 8 functions p of one."""
 
@@ -172,9 +189,10 @@ def hermite_densities():
 
 def hermite_sums():
     """Kernel factory: Y_ab = w_ab sum_p H[ab, p] J_p over the primitive pairs of each pair, a warp for 4 rows ab."""
+    sum_of = jit_device(sum_at)
 
     def kernel(
-        h: Panels, start: I64, functions: PairFunctions, sums: F64, np8: i64, npair: i64, row_blocks: i64, rows: Rows,
+        h: Panels, start: I64, functions: PairFunctions, sums: Sums, np8: i64, npair: i64, row_blocks: i64, rows: Rows,
         y: F64,
     ):  # fmt: skip
         lane, work = i64(cuda.threadIdx.x) & 31, i64(cuda.blockIdx.x) * WARPS + (i64(cuda.threadIdx.x) >> 5)
@@ -187,7 +205,7 @@ def hermite_sums():
                     column = i64(rows.columns[8 * block + (lane & 7)])
                     if row < functions.nab and column >= 0:
                         value = load_global(h.numbers, source + block * h.rows8 * 64)
-                        total += value * load_global(sums, first + column)
+                        total += value * sum_of(sums, first + column)
                     block += 1
             total += cuda.shfl_xor_sync(-1, total, 1)
             total += cuda.shfl_xor_sync(-1, total, 2)
@@ -205,9 +223,10 @@ def hermite_products():
 
     J_p has the sign that Z has (`md4.gpu.kernels.pair_forces`). `order` has the ordinals of the functions p of Z.
     """
+    sum_of = jit_device(sum_at)
 
     def kernel(
-        factor: f64, owner: I64, functions: PairFunctions, matrix: F64, sums: F64, rows: Rows, order: I32,
+        factor: f64, owner: I64, functions: PairFunctions, matrix: F64, sums: Sums, rows: Rows, order: I32,
         z: ReverseSums,
     ):  # fmt: skip
         lane, prim = i64(cuda.threadIdx.x) & 31, i64(cuda.blockIdx.x) * WARPS + (i64(cuda.threadIdx.x) >> 5)
@@ -223,7 +242,7 @@ def hermite_products():
                     place = quotient(row, functions.nb)
                     d_ab = matrix[(a + place) * functions.nao + b + row - place * functions.nb]
                     target = ((prim * (order.size >> 3) + line) * z.rows + row) * 8 + (n & 7)
-                    z.numbers[target] += weight * d_ab * sums[source + rows.columns[p]]
+                    z.numbers[target] += weight * d_ab * sum_of(sums, source + rows.columns[p])
                 n += 32
 
     return Kernel(kernel, (THREADS, 4))
@@ -258,9 +277,9 @@ def make_along_kets(l_ket, count, mirrored, parity):
                 wait_all()
             cuda.syncwarp()
             # both sums of a quartet of a primitive pair with itself are the same one
-            scale = 0.0 if triangle and ket.first + this == bra_place else 1.0
+            weight = 0.0 if triangle and ket.first + this == bra_place else 1.0
             row_q = (ket.first + this) * nq
-            j = correlate(words, i32(here), ket.d, d, j, scale, ket.j, row_q, lane)
+            j = correlate(words, i32(here), ket.d, d, j, weight, ket.j, ket.scales, row_q, lane)
             cuda.syncwarp()
             left -= 1
         return j
@@ -301,7 +320,7 @@ def correlation_by_warps(l_ket, count, mirrored):
                 j = along_odd_kets(words, d, j, ket, triangle, r, stride, bra.first + i, i, k, last, base, lane)
             else:
                 j = along_kets(words, d, j, ket, triangle, r, stride, bra.first + i, i, k, last, base, lane)
-            add(signed(j, words), bra.j, own, 32, limit)
+            add(signed(j, words), bra.j, bra.scales, own, 32, limit)
 
     return Kernel(kernel, (THREADS, 1))
 
@@ -352,7 +371,7 @@ def launch_hermite_densities(context, prepared, h, ao, matrix, nao, degree, plac
 
 
 def launch_hermite_sums(context, prepared, h, ao, sums, nao, places, axis, y):
-    """Y of a whole list from its J_p; `places` and `axis` as in `launch_hermite_densities`."""
+    """Y of a whole list from its J_p, `Sums`; `places` and `axis` as in `launch_hermite_densities`."""
     pairs = prepared.pairs
     row_blocks = -(-pairs.nab // 4)
     context.launch(
@@ -373,8 +392,8 @@ def launch_hermite_products(context, ab, ao, matrix, nao, factor, sums, degree, 
     matrix : Buffer
         D + D^T, `nao` by `nao`.
     factor : float
-    sums : Buffer
-        J_p of the degree.
+    sums : tuple
+        `Sums` of the degree.
     axis
         As in `rows_of`.
     z : tuple
@@ -414,7 +433,7 @@ def contraction_launcher(context, l_bra, l_ket, mirrored):
 
 
 def launch_contraction(context, ab, cd, mirrored, r, bra, ket):
-    """J of both sides of two ranges of places from their r; `bra` and `ket` are (D, J) of both degrees.
+    """J of both sides of two ranges of places from their r; `bra` and `ket` are (D, J, its scales) of both degrees.
 
     `mirrored`: all centres have the same coordinate on axis 0.
     """

@@ -56,7 +56,9 @@ CLASSES = {
 }
 FEW = ("(ps|ss), K = 4", "(pp|ps)")
 DIGESTION = {"digest_rows", "pair_bounds"}
-COULOMB = {"hermite_densities", "hermite_sums", "expanded_order", "correlation_by_threads"}
+COULOMB = {
+    "hermite_densities", "density_norms", "hermite_scales", "hermite_sums", "expanded_order", "correlation_by_threads",
+}  # fmt: skip
 
 
 def basis_of(ls, nprim=1, nctr=1, pure=True):
