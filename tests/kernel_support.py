@@ -8,7 +8,10 @@ from itertools import product
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
+
 from md4.contract.fitting_lists import rehearse
+from md4.contract.gradient import rehearse_matrices
 from md4.contract.three_centre import ThreeCentre
 from md4.contract.warmup import MEMORIES, asked_by, make_builds, make_forces, make_tensors, shells_up_to
 from md4.gpu import digest
@@ -56,6 +59,7 @@ def builds(backend, basis):
 def gradients(backend, basis):
     if backend.context.unit != "fma":
         make_forces(backend, basis)
+        rehearse_matrices(backend, basis, 1e-13, np.ones((1, basis.nao, basis.nao)), True, True)
 
 
 def everything(backend, basis):

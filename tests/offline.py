@@ -35,10 +35,13 @@ from md4.gpu.kernels.derivative_norms import launch_derivative_norms
 from md4.gpu.kernels.digest_in_place import launch_in_place
 from md4.gpu.kernels.digestion import launch_digest, launch_mirrored
 from md4.gpu.kernels.gamma_table import launch_norms
+from md4.gpu.kernels.half_exchange import launch_exchange_derivatives, launch_half_exchange
 from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.select_quartets import Selected, launch_select
 from md4.gpu.kernels.unpack import launch_unpack
 from md4.gpu.paths import digest_order
+from md4.gpu.reverse_ways import hermite_of
+from md4.gpu.tiles import blocks_of_8
 from md4.method.boys import MMAX
 from md4.method.derivatives import OF_A, OF_B
 from md4.method.operators import OPERATORS, Operator
@@ -232,6 +235,15 @@ def launch_gradient(backend, bra, ket):
             made.launch(backend, task, [1], counts, terms, backend.context.pool.share, out)
 
 
+def launch_exchange(backend, bra, ket):
+    """What derivatives of K launch for the first list as bra and the second as ket."""
+    two, hermite = Buffer(0, (2,), 8, None), hermite_of(bra.facts)
+    w = NOTHING, 8 * blocks_of_8(hermite.nherm), bra.facts.na + bra.facts.nb, 1
+    launch_half_exchange(backend.context, (NOTHING, NOTHING), bra, ket, (two,) * 4, hermite, *(NOTHING,) * 3, w)
+    for by_b in (False, True):
+        launch_exchange_derivatives(backend.context, bra, (two,) * 4, NOTHING, by_b, w, NOTHING)
+
+
 def launch_parts(backend, bra, ket):
     """What J and K launch for the even and odd parts of two lists, in each of the planes."""
     for axis in range(3):
@@ -271,6 +283,7 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
                     launch_parts(backend, *order)
             for roles in ((bra, ket), (ket, bra)) if unit != "fma" else ():
                 launch_gradient(backend, *roles)
+                launch_exchange(backend, *roles)
             plan = backend.plan(bra, ket)
             order = (ket, bra) if plan.swap else (bra, ket)
             if unit != "fma" and plan.path.digests(*(side.facts for side in order)):

@@ -239,7 +239,7 @@ def gradient(basis, omega=None, tolerance=0.0, exchange=1.0):
 def derivative_matrices(basis, omega=None):
     """J and K with a derivative on the first function, of two densities without symmetry."""
     dm = general(basis.nao, 2)
-    both("derivative_jk", lambda name: md4.JK(basis, backend=name).derivative_jk(dm, omega=omega))
+    both("derivative_jk", lambda name: md4.JK(basis, backend=name).derivative_jk(dm, omega=omega, tolerance=0.0))
 
 
 def fitted_forces(shells, singles, tolerance=0.0, pure=True):

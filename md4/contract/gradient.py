@@ -157,12 +157,11 @@ def rehearse_forces(backend, basis, finest, terms, tolerance):
     made.run(backend, *terms, tolerance)
 
 
-def rehearse_matrices(backend, basis, finest, densities, with_j, with_k, parts):
-    """The same for J and K of derivatives, which are made in so many parts; `densities`, shape (n, nao, nao)."""
+def rehearse_matrices(backend, basis, finest, densities, with_j, with_k):
+    """The same for J and K of derivatives; `densities`, shape (n, nao, nao)."""
     engine, forces = rehearsed_lists(backend, basis, finest)
     made = engine.backend.sums.derivatives(engine, forces, PRIMITIVE_SHARE * finest)
-    for part in range(parts):
-        made.run(densities, with_j, with_k, 0.0, part, parts)
+    made.run(densities, with_j, with_k, 0.0)
 
 
 def rehearsed_lists(backend, basis, finest):
@@ -324,7 +323,7 @@ class Gradients:
     def _derivatives_of(self, densities, with_j, with_k, operator, limit):
         """J and K of derivatives, each (3 n, nao, nao), for agreed arguments."""
         densities = np.require(densities, np.float64, LAYOUT)
-        given, frame = (with_j, with_k, self.team.size), self._frame
+        given, frame = (with_j, with_k), self._frame
         self._compile_ahead("matrices", operator, lambda *of: rehearse_matrices(*of, densities, *given), given)
         with self.engine.lock:
             self._forces_of_lists(limit)

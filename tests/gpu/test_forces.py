@@ -488,6 +488,37 @@ def test_which_lists_are_divided(parts):
     assert loads.max() < 1.1 * loads.mean()
 
 
+def in_two_orders(call):
+    """What a function finds on two emulated GPUs that run blocks and threads in other orders."""
+    for seed, order in enumerate((range, lambda grid: reversed(range(grid)))):
+        with running() as machine:
+            machine.blocks = order
+            machine.lot.seed(seed)
+            yield call()
+
+
+@pytest.mark.parametrize("call", [
+    lambda jk, dm: jk.get_jk(dm, with_k=False)[0], lambda jk, dm: jk.gradient(dm, exchange=0.0),
+    lambda jk, dm: jk.gradient(dm),
+], ids=["J", "forces of J", "forces"])  # fmt: skip
+def test_j_has_the_same_bits(call, apart):
+    """In any order of atomic additions."""
+    dm = symmetric(SMALL.nao)
+    np.testing.assert_array_equal(*in_two_orders(lambda: call(md4.JK(SMALL, backend="cuda", direct_scf_tol=0), dm)))
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-170, 1e80])
+def test_scales_of_j(scale):
+    """For densities of any size, two of which may be together."""
+    dm = scale * symmetric(SMALL.nao)
+    dm = np.array([dm, symmetric(SMALL.nao)])
+    right = md4.JK(SMALL, backend="cpu", direct_scf_tol=0).get_jk(dm, with_k=False)[0]
+    with running():
+        found = md4.JK(SMALL, backend="cuda", direct_scf_tol=0).get_jk(dm, with_k=False)[0]
+    for mine, theirs in zip(found, right):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-14 * abs(theirs).max())
+
+
 @pytest.mark.sample("lanes")
 def test_the_same_bits(way):
     """In each run, and by a second object."""

@@ -114,3 +114,13 @@ def test_large_bases(gpu, basis):
 @pytest.mark.gpu
 def test_benzene(gpu):
     check_both(molecule(BENZENE, "cc-pvtz"), "cuda")
+
+
+@pytest.mark.gpu
+def test_the_same_bits(gpu):
+    """In each build, and by a second object."""
+    mol = molecule(BENZENE, "cc-pvtz")
+    dm, jk = random_densities(mol, 0), md4.JK(mol, backend="cuda")
+    found = jk.get_jk(dm, hermi=0, with_k=False)[0]
+    for this in (jk, md4.JK(mol, backend="cuda")):
+        np.testing.assert_array_equal(this.get_jk(dm, hermi=0, with_k=False)[0], found)

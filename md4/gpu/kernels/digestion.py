@@ -71,14 +71,10 @@ def make_launch(variants, warp_bytes, most, ncd, shape):
 
 
 def digest_launcher(context, bra, ket, counts):
-    """The function by which `launch_digest` launches for two `ListFacts` and the same numbers of matrices.
-
-    The functions a of derivatives are those of one derivative after the other.
-    """
-    na = bra.nab // bra.nb
-    tile = tile_shape(na, bra.nb)
+    """The function by which `launch_digest` launches for two `ListFacts` and the same numbers of matrices."""
+    tile = tile_shape(bra.na, bra.nb)
     variants = variants_of(digest_rows, (*tile, tile_blocks(*tile)), counts)
-    shape = na, bra.nb, ket.na, ket.nb
+    shape = bra.na, bra.nb, ket.na, ket.nb
     return make_launch(variants, warp_bytes(*tile), LANE_INTEGRALS // bra.nab, ket.nab, shape)
 
 

@@ -13,6 +13,7 @@ from emulator import running
 import md4
 from md4.gpu import hermite_coulomb
 from md4.gpu.kernels import coulomb_threads
+from md4.method.operators import OPERATORS, Operator
 from md4.plan import ListPair, QuartetRule
 
 
@@ -29,9 +30,10 @@ def side(rng, l, count, axis):
     return shells
 
 
-def by_integrals(basis, bra, ket, twice):
+def by_integrals(basis, bra, ket, twice, operator="coulomb"):
     """What J alone sums up for all quartets of two lists."""
-    integrals, loc, y = md4.Engine(basis, backend="cpu").compute(bra, ket), basis.ao_loc, np.zeros_like(twice)
+    integrals = md4.Engine(basis, backend="cpu", operator=operator).compute(bra, ket)
+    loc, y = basis.ao_loc, np.zeros_like(twice)
     for (i, ab), (k, cd) in ((one, other) for one in enumerate(bra) for other in enumerate(ket)):
         rows, columns = (np.ix_(*(range(loc[s], loc[s + 1]) for s in pair)) for pair in (ab, cd))
         y[rows] += np.einsum("abcd,cd->ab", integrals[i, k], twice[columns])
@@ -39,9 +41,9 @@ def by_integrals(basis, bra, ket, twice):
     return y
 
 
-def by_device(basis, bra, ket, twice):
+def by_device(basis, bra, ket, twice, operator="coulomb"):
     """The same by `md4.gpu.hermite_coulomb.CoulombTarget`."""
-    engine, ones = md4.Engine(basis, backend="cuda"), np.ones(len(bra) + len(ket))
+    engine, ones = md4.Engine(basis, backend="cuda", operator=operator), np.ones(len(bra) + len(ket))
     lists = [engine.prepare(pairs) for pairs in (bra, ket)]
     survivors = SimpleNamespace(rule=QuartetRule(1e-30, None, ones, ones, ones, ones, None), task_quartets=[ones.size])
     target = engine.backend.sums.coulomb(engine, lists, survivors, twice[None])
@@ -76,3 +78,20 @@ def test_class(classes, way, axis, monkeypatch):
     error = abs(ours - right).max() / abs(right).max()
     assert error < (2e-6 if way == "single" else 1e-14)
     assert (error > 1e-12) == (way == "single")
+
+
+@pytest.mark.parametrize("parameter", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("kind", OPERATORS)
+def test_operators(kind, parameter):
+    """Sums in fixed point have scales that suit each operator: nothing overflows, and no digits are lost."""
+    operator = Operator(kind, 0.0 if kind == "coulomb" else parameter)
+    shells = [md4.Shell(l, [zeta], [[1.0]], place) for l, zeta, place in (
+        (1, 0.2, [0, 0, 0]), (0, 300.0, [0.1, 0, 0]), (0, 0.4, [0, 0.3, 0.2]), (0, 5.0, [0, 0, 0.5]),
+    )]  # fmt: skip
+    basis, bra, ket = md4.Basis(shells), [[0, 1]], [[2, 3]]
+    twice = np.random.default_rng(0).normal(size=(basis.nao, basis.nao))
+    twice += twice.T
+    right = by_integrals(basis, bra, ket, twice, operator)
+    with running():
+        ours = by_device(basis, bra, ket, twice, operator)
+    assert abs(ours - right).max() < 1e-13 * abs(right).max()

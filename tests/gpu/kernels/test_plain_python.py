@@ -685,5 +685,6 @@ def test_no_kernel_is_left_out():
     tested |= {"table_norms", "gamma_of_table"}  # by test_fitting_forces.py
     tested |= {"derivative_norms"}  # by test_shell_pairs.py
     tested |= {"hermite_products"}
+    tested |= {"half_exchange", "exchange_derivatives"}  # by test_derivative_matrices.py
     tested |= {"narrowed"}  # by `test_single_precision.test_a_build`
     assert tested.union(*(kernels for *_, kernels in CLASSES.values())) == factories()
