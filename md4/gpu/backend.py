@@ -353,7 +353,7 @@ class GpuBackend:
         return self.context.pool.array(shape) if out is None else checked_device_array(out, shape, self.context.handle)
 
     def block_bytes(self):
-        """Most bytes of a block of a tensor, or of derivatives that are digested."""
+        """Most bytes of a block of a tensor."""
         return int(min(BLOCK_SHARE * self.memory_left(), BLOCK_BYTES))
 
     def tensor(self, engine, layout, out, device, least_block, host_tensor, progress=None):

@@ -13,14 +13,18 @@ and likewise with i and j exchanged, from the same U. W of a bra pair is complet
 derivatives is multiplied once a pair, not once a quartet, and all sums have a fixed order.
 """
 
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, product
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
+from md4.errors import MemoryLimitError
 from md4.gpu.h_layout import KET_STEPS
 from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
-from md4.gpu.kernels.half_exchange import launch_exchange_derivatives, launch_half_exchange, members_of
+from md4.gpu.kernels import half_exchange
+from md4.gpu.kernels.half_exchange import launch_exchange_derivatives, launch_half_exchange, members_of, shares
+from md4.gpu.kernels.two_products import BEHIND, bra_form
 from md4.gpu.reverse_ways import chunks, hermite_of, rectangle_bytes
 from md4.gpu.tiles import blocks_of_8
 from md4.gpu.tuning import CHUNK_BYTES
@@ -107,12 +111,12 @@ class DeviceDerivatives:
     def exchange(self, densities, tolerance, part, parts, report):
         """K by W of a piece of the pairs after the other."""
         context, norms = self.backend.context, block_norms(self.basis, densities).max(axis=0)
-        buffer, (numbers, *members) = context.pool.upload(
-            [densities, *(array for ket in self.lists for array in members_of(self.basis, ket.pairs.pairs))],
-            context.stream,
-        )  # fmt: skip
+        every = [array for ket in self.lists for array in members_of(self.basis, ket.pairs.pairs)]
+        buffer, members = context.pool.upload(every, context.stream)
         size, found = densities[0].size, np.empty((len(densities), 3, *densities.shape[1:]))
-        given, sums = [numbers.part(n * size, (size,)) for n in range(len(densities))], context.pool.get(found.size)
+        numbers, sums = context.pool.get(densities.size), context.pool.get(found.size)
+        context.copy_in(numbers.pointer, np.ascontiguousarray(densities))
+        given = [numbers.part(n * size, (size,)) for n in range(len(densities))]
         context.clear(sums)
         kets = [Kets.of(ket, norms, members[4 * n : 4 * n + 4]) for n, ket in enumerate(self.forces.lists)]
         done, wait = 0, None
@@ -124,7 +128,7 @@ class DeviceDerivatives:
                     report(done)
                 done, wait = ordered_pairs(bra.pairs), self.backend.mark()
         context.copy_out(found, sums.pointer)
-        for this in (buffer, sums):
+        for this in (buffer, numbers, sums):
             context.pool.release(this)
         if wait is not None:
             report(done)
@@ -139,7 +143,7 @@ class DeviceDerivatives:
             shells = this.pairs.pairs
             every, ranges = np.arange(len(shells)), own_ranges(len(shells), (part + number) % parts, parts)
             own = np.concatenate([every[:0], *(every[these] for these in ranges)])
-            prims, room = self.basis.nprims[shells[own]].prod(axis=1), int(W_SHARE * self.backend.memory_left())
+            prims, room = self.basis.nprims[shells[own]].prod(axis=1), self.room_for_w()
             for some in np.unique(prims).tolist():
                 alike = own[prims == some]
                 most = max(1, room // (some * self.prim_bytes(this.prepared, count)))
@@ -149,6 +153,15 @@ class DeviceDerivatives:
                     if bra.nprim:
                         yield bra, of_pairs.largest[piece]
 
+    def room_for_w(self):
+        """Bytes that W of a piece may take: a share of what is left beside H of the largest list."""
+        left = self.backend.memory_left() + sum(this.h_bytes for this in self.lists)
+        return int(W_SHARE * max(0, left - max(self.h_bytes(this) for this in self.lists)))
+
+    def h_bytes(self, this):
+        """Bytes of H of a ket list, rounded up as buffers are."""
+        return self.backend.hermite_bytes(this.pairs) * 9 // 8
+
     def prim_bytes(self, this, count):
         """Bytes of W and of H of both derivatives of a primitive pair of a list, for so many densities."""
         facts, columns = this.facts, 64 * blocks_of_8(hermite_of(this.facts).nherm)
@@ -157,10 +170,11 @@ class DeviceDerivatives:
     def add(self, bra, bounds, kets, densities, tolerance, sums):
         """Adds the derivatives of a list of pairs to K."""
         backend, context, pairs, nao = self.backend, self.backend.context, bra.pairs.pairs, self.basis.nao
-        hermite, functions = hermite_of(bra.facts), bra.facts.na + bra.facts.nb
-        width = 8 * blocks_of_8(hermite.nherm)
+        width, functions = 8 * blocks_of_8(hermite_of(bra.facts).nherm), bra.facts.na + bra.facts.nb
         size = bra.nprim * width * functions * nao
-        room, budget = context.pool.get(size * len(densities)), context.pool.share(CHUNK_BYTES)
+        if 9 * size * len(densities) > backend.memory_left():
+            self.forces.drop()
+        room = context.pool.get(size * len(densities))
         context.clear(room)
         of_w = [(room.part(n * size, (size,)), width, functions, nao) for n in range(len(densities))]
         given = [self.basis.ao_loc[pairs], *members_of(self.basis, pairs)]
@@ -169,10 +183,9 @@ class DeviceDerivatives:
             limits = limits_of_kets(tolerance, bounds, of_ket.of_j[pairs].max(axis=1))
             counts = (len(ket) - np.searchsorted(of_ket.highest, limits)).astype(np.int32)
             of_bra, both = self.forces.sent(context, counts), (aos, first_aos(context, ket, self.basis))
-            for ab, cd in chunks(bra, ket, counts, budget):
-                u = self.forces.half_transformed(backend, ab, cd, of_bra)
-                for density, w in zip(densities, of_w):
-                    launch_half_exchange(context, both, ab, cd, of_ket.members, hermite, u, of_bra, density, w)
+            ket.h(bra_form(context.unit, ket.facts))  # before what is left is divided
+            for ab, cd in chunks(bra, ket, counts, context.pool.share(CHUNK_BYTES)):
+                self.add_chunk(both, ab, cd, of_ket.members, of_bra, densities, of_w)
         for derivatives, by_b in ((OF_A, False), (OF_B, True)):
             derived = bra.derived(derivatives)
             for n, w in enumerate(of_w):
@@ -181,6 +194,25 @@ class DeviceDerivatives:
             derived.drop()
         for this in (room, buffer):
             context.pool.release(this)
+
+    def add_chunk(self, aos, ab, cd, members, limits, densities, of_w):
+        """Adds what the ket pairs of a chunk give its bra pairs to W, of each density."""
+        u, hermite = self.forces.half_transformed(self.backend, ab, cd, limits), hermite_of(ab.facts)
+        for density, w in zip(densities, of_w):
+            launch_half_exchange(self.backend.context, aos, ab, cd, members, hermite, u, limits, density, w)
+
+    def check_warps(self):
+        """MemoryLimitError if a bra pair has more warps than can be counted."""
+        facts = [this.facts for this in self.lists]
+        most = self.basis.nshell * max(
+            prod(shares(bra, ket, blocks_of_8(hermite_of(bra).nherm), bra.na + bra.nb)[1:])
+            for bra, ket in product(facts, facts)
+        )  # fmt: skip
+        if most > half_exchange.MOST_WARPS:
+            raise MemoryLimitError(
+                f"a shell pair of {self.basis!r} may have {most} warps, but derivatives of K on a GPU take "
+                f"{half_exchange.MOST_WARPS}; use backend='cpu'."
+            )
 
     def check_memory(self, densities, with_j, with_k):
         """MemoryLimitError, before anything is allocated, if there is no room for matrices and one list or pair."""
@@ -191,13 +223,15 @@ class DeviceDerivatives:
             matrices, sums = 72 * densities.size, sums * 9 // 8
             needs.append({"densities and sums": matrices, "Hermite functions": sums, "H of one list": h})
         if with_k:
-            members = sum(32 * len(this) + 16 * self.basis.nshell for this in self.lists)
+            self.check_warps()
+            # of each pair two members, its first AOs and its limit
+            pairs = sum(60 * len(this) + 16 * self.basis.nshell for this in self.lists)
             of_w = max(this.facts.max_prim * self.prim_bytes(this, len(densities)) for this in self.lists)
-            of_u = max(rectangle_bytes(bra, ket) for bra in self.lists for ket in self.lists)
-            h = max(self.backend.hermite_bytes(this.pairs) for this in self.lists)
+            of_u = max(rectangle_bytes(bra, ket) for bra in self.lists for ket in self.lists) + 8 * BEHIND
             needs.append({
-                "densities, sums and pairs": (32 * densities.size + members) * 9 // 8, "H of one list": h,
-                "a shell pair": of_w * 9 // 8, "integrals": of_u,
+                "densities, sums and pairs": (32 * densities.size + pairs) * 9 // 8,
+                "H of one list": max(map(self.h_bytes, self.lists)), "a shell pair": of_w * 9 // 8,
+                "integrals": of_u * 9 // 8,
             })  # fmt: skip
         for need in needs:
             self.forces.require(self.backend, need, made)

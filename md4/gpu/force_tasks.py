@@ -190,7 +190,7 @@ class ForceTasks:
         self.require(backend, of)
 
     def coulomb_bytes(self, densities):
-        """Bytes of D and J of so many densities in the Hermite basis, of one degree more than pairs have."""
+        """Bytes of D, J and its scales of so many densities in the Hermite basis, one degree higher than pairs are."""
         every = [this.pairs for this in self.lists]
         return sum(p.nprim * (28 * densities * row_width(p.l + 1, True) + 60) + 32 * len(p) for p in every)
 

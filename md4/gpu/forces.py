@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from md4.errors import MemoryLimitError
 from md4.gpu.buffers import Buffer, words
 from md4.gpu.coulomb_forces import CoulombBounds, CoulombForces, apart_from_exchange
 from md4.gpu.dealing import Dealer
@@ -374,13 +375,25 @@ class DeviceForces(ForceTasks, CoulombBounds):
     def half_transformed(self, backend, ab, cd, limits):
         """Step 1: U of a chunk, as (cd|p]."""
         context, side = backend.context, hermite_side(ab)
-        r = context.pool.room("r", max(1, cd.nprim * side.nprim * r_stride_of(cd.facts, side.facts)))
+        h = cd.h(bra_form(context.unit, cd.facts)).array
+        r, u = self.rooms(context.pool, {
+            "r": max(1, cd.nprim * side.nprim * r_stride_of(cd.facts, side.facts)),
+            "abq": side.nprim * blocks_of_8(side.facts.nherm) * cd.npair * cd.facts.nab * 8 + BEHIND,
+        })  # fmt: skip
         launch_r(context, backend.operator, cd, side, r, (limits, True))
-        size = side.nprim * blocks_of_8(side.facts.nherm) * cd.npair * cd.facts.nab * 8
-        u = context.pool.room("abq", size + BEHIND)
         launch = context.fixed(bra_launcher, cd.facts, side.facts)
-        launch(context, cd.h(bra_form(context.unit, cd.facts)).array, cd, side, r, u, (limits, True))
+        launch(context, h, cd, side, r, u, (limits, True))
         return u
+
+    @staticmethod
+    def rooms(pool, sizes):
+        """`Pool.room` of several names; what they have of earlier chunks is given back where it leaves no room."""
+        try:
+            return [pool.room(name, items) for name, items in sizes.items()]
+        except MemoryLimitError:
+            pass  # only now is the memory free that the exception's frames referred to
+        pool.trim()
+        return [pool.room(name, items) for name, items in sizes.items()]
 
     def take(self, context, found, task, out):
         """Adds the derivatives of a task to those of the shells."""

@@ -88,7 +88,6 @@ class Degree:
         rooms = [self.buffer.part(first + n * halves, (halves,)) for n in range(matrices if with_singles else 0)]
         self.singles = [Buffer(room.pointer, (size,), 4, room.owner) for room in rooms]
 
-
     def results(self):
         """`md4.gpu.kernels.hermite_coulomb.Sums` for each matrix."""
         return zip(self.sums, self.scales)

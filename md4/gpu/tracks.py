@@ -16,9 +16,10 @@ One thread of the host gives work to all tracks, one call after the other. What 
     gradients
     pair data, densities,   are made before the tracks begin, and only read.
     of Hermite functions
-    also in FP32, orders
-    of pairs for J alone,
-    tables of screening
+    also in FP32, scales of
+    J and orders of pairs
+    for J alone, tables of
+    screening
     numbers of ket pairs    of each task and sums of each track have a place of their own, as has each list or table of
     of gradients; norms     norms. They are read after the tracks have ended, by the host and by the tracks that begin
                             then.

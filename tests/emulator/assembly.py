@@ -47,7 +47,7 @@ class Translation:
         if text.startswith("$"):
             return self.operands[int(text[1:])]
         if text.startswith("0d"):
-            return repr(struct.unpack(">d", bytes.fromhex(text[2:]))[0])
+            return f"float('{struct.unpack('>d', bytes.fromhex(text[2:]))[0]!r}')"
         if text.startswith("0f"):
             return repr(struct.unpack(">f", bytes.fromhex(text[2:]))[0])
         return f"{self.prefix}_{text}" if text in self.registers else str(int(text))
@@ -113,7 +113,11 @@ class Translation:
         return self.simple(operands, f"{product} + {{}}")
 
     def on_setp(self, opcode, kind, operands):
-        return self.simple(operands, f"{{}} {COMPARISONS[opcode[1]]} {{}}")
+        comparison = "not {} <= {}" if opcode[1] == "gtu" else f"{{}} {COMPARISONS[opcode[1]]} {{}}"
+        return self.simple(operands, f"({comparison}) and {{}}" if "and" in opcode else comparison)
+
+    def on_abs(self, opcode, kind, operands):
+        return self.simple(operands, "abs({})")
 
     def on_selp(self, opcode, kind, operands):
         return self.simple([operands[0], operands[3], operands[1], operands[2]], "{1} if {0} else {2}")
@@ -175,8 +179,8 @@ def from_bits(n):
 
 
 def rounded(x):
-    """The nearest 64-bit integer; 0 for what is no number."""
-    return 0 if isnan(x) else int(min(max(x, -(2**63)), 2**63 - 1)) if abs(x) >= 2**63 else round(x)
+    """The nearest 64-bit integer; the least one for what is no number."""
+    return -(2**63) if isnan(x) or x < -(2**63) else 2**63 - 1 if x >= 2**63 else round(x)
 
 
 def rcp(x):

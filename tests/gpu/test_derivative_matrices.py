@@ -11,13 +11,16 @@ from nuclear_forces import assert_small_ones_left_out, row_of_shells, scattered
 import md4
 from md4.errors import MemoryLimitError
 from md4.gpu import derivative_matrices
+from md4.gpu.context import DeviceContext
+from md4.gpu.kernels import half_exchange
 from md4.gpu.kernels.half_exchange import members_of
 
 # Angular momenta, primitives and contracted functions of a few shells, whether they are spherical, and the unit.
 CASES = {
     "(s, p)": ((0, 1), 1, 1, True, "dmma16"), "(p, s), dmma8": ((1, 0), 1, 1, True, "dmma8"),
     "(s, p) of two functions": ((0, 1), 2, 2, True, "dmma16"), "(d, p), Cartesian": ((2, 1), 1, 1, False, "dmma16"),
-    "(f, s)": ((3, 0), 1, 1, True, "dmma16"),
+    "(f, s)": ((3, 0), 1, 1, True, "dmma16"), "(p, p, p)": ((1, 1, 1), 1, 1, True, "dmma16"),
+    "p of three functions": ((1,), 3, 3, False, "dmma8"),
 }  # fmt: skip
 SMALL = basis_of((0, 1))
 
@@ -70,27 +73,35 @@ def test_j_and_k_alone():
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Bra and ket pairs of each launch that takes U."""
-    found, launch = [], derivative_matrices.launch_half_exchange
+    """Bra and ket pairs of each chunk whose U is taken, and how many launches and functions of a warp."""
+    found, take, launch = [], derivative_matrices.launch_half_exchange, DeviceContext.launch
 
     def noted(context, aos, ab, cd, *args):
-        found.append((len(ab), len(cd)))
-        launch(context, aos, ab, cd, *args)
+        found.append([len(ab), len(cd), 0, 0])
+        take(context, aos, ab, cd, *args)
+
+    def counted(context, variant, *args):
+        if variant.factory is half_exchange.half_exchange:
+            found[-1][2:] = found[-1][2] + 1, *variant.facts
+        launch(context, variant, *args)
 
     monkeypatch.setattr(derivative_matrices, "launch_half_exchange", noted)
+    monkeypatch.setattr(DeviceContext, "launch", counted)
     return found
 
 
 @pytest.mark.parametrize("name, value, shapes", [
-    ("derivative_matrices.CHUNK_BYTES", 1, [(1, 1)] * 9), ("derivative_matrices.W_SHARE", 1e-12, [(1, 3)] * 3),
-    ("kernels.half_exchange.MOST_WARPS", 1, [(3, 3)]), ("kernels.half_exchange.MOST_FUNCTIONS", 4, [(3, 3)]),
+    ("derivative_matrices.CHUNK_BYTES", 1, [[1, 1, 1, 4]] * 9),
+    ("derivative_matrices.W_SHARE", 1e-12, [[1, 3, 1, 4]] * 3), ("kernels.half_exchange.MOST_WARPS", 2, [[3, 3, 3, 4]]),
+    ("kernels.half_exchange.MOST_FUNCTIONS", 4, [[3, 3, 1, 4]]),
 ], ids=["chunks", "pieces", "launches", "functions"])  # fmt: skip
 def test_what_is_divided(name, value, shapes, launched, monkeypatch):
     """A quartet at a time, or a bra pair, or a part of their functions."""
+    functions = "FUNCTIONS" in name
     with running():
-        made, dm = made_by(basis_of((1, 1) if "FUNCTIONS" in name else (0, 0)))
+        made, dm = made_by(basis_of((1, 1) if functions else (0, 0)))
         right = made.run(dm, True, True, 0.0)
-        assert launched == [(3, 3)]
+        assert launched == [[3, 3, 1, 8 if functions else 4]]
         monkeypatch.setattr(f"md4.gpu.{name}", value)
         launched.clear()
         for mine, theirs in zip(made.run(dm, True, True, 0.0), right):
@@ -106,12 +117,12 @@ def test_pairs_of_as_many_primitives(launched):
     right = md4.JK(basis, backend="cpu", direct_scf_tol=0).derivative_jk(dm)
     with running():
         assert_same(md4.JK(basis, backend="cuda", direct_scf_tol=0).derivative_jk(dm), right)
-    assert [one for one, _ in launched] == [3, 2, 1]
+    assert [npair for npair, *_ in launched] == [3, 2, 1]
 
 
 def test_the_same_bits():
     """In any order of the blocks and threads of a launch."""
-    basis, found = basis_of((0, 1)), []
+    basis, found = basis_of((0, 0, 1)), []
     dm = any_matrices(basis.nao)
     for order in (range, lambda grid: reversed(range(grid))):
         with running() as machine:
@@ -204,3 +215,38 @@ def test_little_memory(options):
         assert mine is theirs is None or abs(mine - theirs).max() < 1e-14 * abs(theirs).max()
     assert messages
     assert all(message.startswith("derivatives of J and K") for message in messages)
+
+
+def test_too_many_warps(monkeypatch):
+    """Of a bra pair, whose numbers kernels divide in 32 bits."""
+    monkeypatch.setattr(half_exchange, "MOST_WARPS", 1)
+    with running(), pytest.raises(MemoryLimitError, match=r"may have 4 warps, .* take 1; use"):
+        md4.JK(SMALL, backend="cuda").derivative_jk(np.eye(SMALL.nao))
+
+
+@pytest.mark.thorough
+def test_memory_that_is_short(monkeypatch):
+    """Whatever there is, K is refused ahead, or it is enough; of lists of several classes, whose kernels do nothing."""
+    basis = basis_of((0, 0, 0, 0, 1, 1, 1), 2)
+    dm, found = any_matrices(basis.nao, 2), []
+    for name in ("launch_half_exchange", "launch_exchange_derivatives"):
+        monkeypatch.setattr(derivative_matrices, name, lambda *_: None)
+    monkeypatch.setattr("md4.gpu.forces.launch_r", lambda *_: None)
+    monkeypatch.setattr("md4.gpu.forces.bra_launcher", lambda *_: lambda *_: None)
+    with running():
+        jk = md4.JK(basis, backend="cuda", direct_scf_tol=0)
+        made, dm = jk.engine.backend.sums.derivatives(jk.engine, jk._forces_of_lists(0.0), 0.0), jk._frame.densities(dm)
+        pool = jk.engine.backend.context.pool
+        for more in np.geomspace(5e4, 1e6, 12):
+            for this in made.lists:
+                this.drop()
+            pool.trim()
+            pool.cap = pool.held + int(more)
+            try:
+                made.run(dm, False, True, 0.0)
+            except MemoryLimitError as error:
+                found.append(str(error).startswith("derivatives of J and K"))
+            else:
+                found.append(None)
+    assert set(found[: found.index(None)]) == {True}
+    assert set(found[found.index(None) :]) == {None}

@@ -502,9 +502,20 @@ def in_two_orders(call):
     lambda jk, dm: jk.gradient(dm),
 ], ids=["J", "forces of J", "forces"])  # fmt: skip
 def test_j_has_the_same_bits(call, apart):
-    """In any order of atomic additions."""
+    """In any order of atomic additions, of which there are enough to tell doubles."""
+    basis = basis_of((0, 0, 1), 2)
+    dm = symmetric(basis.nao)
+    np.testing.assert_array_equal(*in_two_orders(lambda: call(md4.JK(basis, backend="cuda", direct_scf_tol=0), dm)))
+
+
+def test_sums_beyond_their_bounds(monkeypatch):
+    """Scales that are too large for what is added make no number of it."""
     dm = symmetric(SMALL.nao)
-    np.testing.assert_array_equal(*in_two_orders(lambda: call(md4.JK(SMALL, backend="cuda", direct_scf_tol=0), dm)))
+    with running():
+        jk = md4.JK(SMALL, backend="cuda", direct_scf_tol=0)
+        assert np.isfinite(jk.get_jk(dm, with_k=False)[0]).all()
+        monkeypatch.setattr("md4.gpu.kernels.hermite_scales.TOP", 2.0**70)
+        assert np.isnan(md4.JK(SMALL, backend="cuda", direct_scf_tol=0).get_jk(dm, with_k=False)[0]).any()
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-170, 1e80])

@@ -1,5 +1,6 @@
 """J alone, in the Hermite basis: against the digestion's J and PySCF's on both backends."""
 
+import numpy as np
 import pytest
 from densities import BENZENE, CHAIN, HERMITICITY, random_densities
 from molecules import METHANE, WATER, molecule

@@ -255,17 +255,22 @@ def add_double_if(address, value, n, comparison, limit):
 def add_scaled(address, scale, value, offset=0, live=None):
     """Atomic addition to a sum in fixed point: a real number times a scale, rounded, to a 64-bit integer.
 
-    The sum is in global memory `offset` bytes after `address`, and its scale, a double that no one writes meanwhile, as
-    many after `scale`. `live` is (an i32, a comparison, a limit) as in `add_double_if`.
+    The sum is in global memory `offset` bytes after `address`, and its scale, a double, as many after `scale`. `live`
+    is (an i32, a comparison, a limit) as in `add_double_if`. If the scaled number is none, or above 2^62, which no
+    scale allows, the scale becomes no number, and with it what is made of the sum.
     """
-    operands, constraints, test, where = [address, scale, value.f64], "l,l,d", "", ""
-    if live is not None:
+    operands, constraints = [address, scale, value.f64], "l,l,d"
+    if live is None:
+        test, where, bad = "", "", "setp.gtu.f64 q, y, 0d43D0000000000000;"
+    else:
         n, comparison, limit = live
         operands, constraints, where = [*operands, n], f"{constraints},r", "@p "
         test = f".reg .pred p; setp.{comparison}.s32 p, $3, {limit};"
+        bad = "setp.gtu.and.f64 q, y, 0d43D0000000000000, p;"
     text = (
-        f"{{ {test} .reg .f64 x; .reg .s64 n; mov.f64 x, 0d0000000000000000; {where}ld.global.nc.f64 x, [$1+{offset}]; "
-        f"mul.f64 x, x, $2; cvt.rni.s64.f64 n, x; {where}red.global.add.u64 [$0+{offset}], n; }}"
+        f"{{ {test} .reg .pred q; .reg .f64 x, y; .reg .s64 n; mov.f64 x, 0d0000000000000000; "
+        f"{where}ld.global.f64 x, [$1+{offset}]; mul.f64 x, x, $2; cvt.rni.s64.f64 n, x; abs.f64 y, x; {bad} "
+        f"@q st.global.f64 [$1+{offset}], 0d7FF8000000000000; {where}red.global.add.u64 [$0+{offset}], n; }}"
     )
     call_asm(None, operands, text, constraints, effects=True)
 

@@ -7,5 +7,7 @@
     steps 4 and 5  fused, fused_wide; plain, the readable one; one_product and summed_r where a side has two s shells
     steps 2 to 5   thread_quartet; digest_in_place, which also digests into J and K
     J and K        digestion, digest_rows, digest_mirrored; select_quartets
-    J alone        hermite_coulomb, coulomb_threads
+    J alone        hermite_coulomb, coulomb_threads, hermite_scales
+
+Those of gradients, and of derivatives of K (half_exchange), are in the table of `docs/design.md`.
 """

@@ -347,6 +347,12 @@ def functions_of_a_warp(count):
     return 4 * -(-count // (4 * parts))
 
 
+def shares(bra, ket, nq8, functions):
+    """(functions of a warp, parts of the functions, pieces of the columns) of a bra pair and a shell of ket pairs."""
+    own = functions_of_a_warp(functions)
+    return own, -(-functions // own), -(-bra.max_prim * nq8 * max(ket.na, ket.nb) // 8)
+
+
 def launch_half_exchange(context, aos, ab, cd, shells, hermite, u, limits, density, w):
     """Adds what the ket pairs `cd` of a chunk give its bra pairs `ab` to W.
 
@@ -370,10 +376,9 @@ def launch_half_exchange(context, aos, ab, cd, shells, hermite, u, limits, densi
         Fields of `HalfExchange`.
     """
     bra, ket, nq8 = ab.facts, cd.facts, blocks_of_8(hermite.nherm)
-    functions, nshell = functions_of_a_warp(w[2]), shells[0].size - 1
-    parts, pieces = -(-w[2] // functions), -(-bra.max_prim * nq8 * max(ket.na, ket.nb) // 8)
-    of_pair = pieces * parts * nshell
-    most = max(1, MOST_WARPS // of_pair)
+    functions, parts, pieces = shares(bra, ket, nq8, w[2])
+    of_pair = pieces * parts * (shells[0].size - 1)
+    most = MOST_WARPS // of_pair
     order = context.table(hermite_order, hermite.l, hermite.first)
     for first in range(0, len(ab), most):
         count = min(most, len(ab) - first)

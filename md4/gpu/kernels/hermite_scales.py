@@ -18,18 +18,17 @@ import numpy as np
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, cuda, f64, i64, jit_device
-from md4.gpu.emit.scalars import quotient
 from md4.gpu.hermite_rows import row_ordinals, row_words
 from md4.gpu.kernels.primitive_quartets import OperatorArguments, operator_arguments
 from md4.method import operators
 from md4.method.angular import hermite_triples
 
-# The largest modulus of a sum, and the largest scale: sums below TOP / MOST are zero.
+# The largest modulus of a sum. The largest scale: where a bound is below TOP / MOST, sums have fewer digits.
 TOP, MOST = 2.0**61, 2.0**1000
-THREADS, BLOCKS = 256, 32  # of the sum over the functions of a degree
+THREADS = 256  # of a block
+WARPS = THREADS // 32
+BLOCKS = 128  # of the sum over the functions of a degree
 SCALE_BLOCKS = 4096  # most blocks that make scales
-# erfc's [0]^(n) is a difference, which may be less than its rounding: so much of Coulomb's is added.
-ROUNDING = 2.0**-40
 
 
 class HermiteFunctions(NamedTuple):
@@ -59,20 +58,14 @@ def row_factors(l, mirrored):
 
 
 def make_norm(kind):
-    """Device function: [p|p]^1/2 of the function at place n of all rows of a degree, 0 where there is none."""
-    zero_of, rounding = operators.zero_function(kind, jit_device), ROUNDING if kind == "erfc" else 0.0
-    coulomb_of = operators.zero_function("coulomb", jit_device)
+    """Device function: [0]^(n) of a primitive pair with itself under a square root, n = 0 to `l` by lane, else 0."""
+    zero_of = operators.zero_function(kind, jit_device)
 
-    def norm(functions, n, operator):
-        prim, width = quotient(n, functions.words.size), functions.words.size
-        place = n - prim * width
-        if functions.factors[place] == 0.0:
+    def norm(functions, prim, l, operator, lane):
+        if lane > l:
             return 0.0
-        degree, p = functions.words[place] >> 24, functions.records[4 * prim]
-        square = abs(zero_of(degree, p, p, 0.0, operator.parameter, operator.table))
-        if rounding > 0.0:
-            square += rounding * abs(coulomb_of(degree, p, p, 0.0, operator.parameter, operator.table))
-        return sqrt(square) * functions.factors[place]
+        p = functions.records[4 * prim]
+        return sqrt(abs(zero_of(lane, p, p, 0.0, operator.parameter, operator.table)))
 
     return jit_device(norm)
 
@@ -91,15 +84,22 @@ def block_sum(value, sums, tid):
 
 
 def density_norms(kind):
-    """Kernel factory: parts[block] = what a block finds of sum_q [q|q]^1/2 |D_q| over a degree."""
-    norm, add_up, threads = make_norm(kind), jit_device(block_sum), THREADS
+    """Kernel factory: parts[block] = what a block finds of sum_q [q|q]^1/2 |D_q| over a degree l, a warp a pair."""
+    norm, add_up, threads, warps = make_norm(kind), jit_device(block_sum), THREADS, WARPS
 
-    def kernel(functions: HermiteFunctions, operator: OperatorArguments, d: F64, parts: F64):
+    def kernel(functions: HermiteFunctions, l: i64, nprim: i64, operator: OperatorArguments, d: F64, parts: F64):
         sums, tid, total = cuda.shared.array(threads, f64), i64(cuda.threadIdx.x), 0.0
-        n = i64(cuda.blockIdx.x) * threads + tid
-        while n < d.size:
-            total += norm(functions, n, operator) * abs(d[n])
-            n += i64(cuda.gridDim.x) * threads
+        lane, width = tid & 31, functions.words.size
+        prim = i64(cuda.blockIdx.x) * warps + (tid >> 5)
+        while prim < nprim:
+            root, place = norm(functions, prim, l, operator, lane), lane
+            while place - lane < width:
+                here = min(place, width - 1)
+                value = cuda.shfl_sync(-1, root, functions.words[here] >> 24) * functions.factors[here]
+                if place < width and value > 0.0:
+                    total += value * abs(d[prim * width + place])
+                place += 32
+            prim += i64(cuda.gridDim.x) * warps
         total = add_up(total, sums, tid)
         if tid == 0:
             parts[cuda.blockIdx.x] = total
@@ -108,22 +108,30 @@ def density_norms(kind):
 
 
 def hermite_scales(kind):
-    """Kernel factory: the scales of all J_p of a degree, from all that `density_norms` has found."""
-    norm, add_up, threads, top, most = make_norm(kind), jit_device(block_sum), THREADS, TOP, MOST
+    """Kernel factory: the scales of all J_p of a degree l, from all that `density_norms` has found; a warp a pair."""
+    norm, add_up, threads, warps = make_norm(kind), jit_device(block_sum), THREADS, WARPS
+    top, most, least = TOP, MOST, TOP / MOST
 
-    def kernel(functions: HermiteFunctions, operator: OperatorArguments, parts: F64, scales: F64):
+    def kernel(
+        functions: HermiteFunctions, l: i64, nprim: i64, operator: OperatorArguments, parts: F64, scales: F64
+    ):
         sums, tid, total = cuda.shared.array(threads, f64), i64(cuda.threadIdx.x), 0.0
         for n in range(tid, parts.size, threads):
             total += parts[n]
         total = add_up(total, sums, tid)
-        n = i64(cuda.blockIdx.x) * threads + tid
-        while n < scales.size:
-            bound, scale = norm(functions, n, operator) * total, most
-            # no number stays no number, here and in what is made of it
-            if not bound <= top / most:
-                scale = top / bound
-            scales[n] = scale
-            n += i64(cuda.gridDim.x) * threads
+        lane, width = tid & 31, functions.words.size
+        prim = i64(cuda.blockIdx.x) * warps + (tid >> 5)
+        while prim < nprim:
+            root, place = norm(functions, prim, l, operator, lane), lane
+            while place - lane < width:
+                here = min(place, width - 1)
+                bound = cuda.shfl_sync(-1, root, functions.words[here] >> 24) * functions.factors[here] * total
+                # no number stays no number, here and in what is made of it
+                scale = most if bound <= least else top / bound
+                if place < width:
+                    scales[prim * width + place] = scale
+                place += 32
+            prim += i64(cuda.gridDim.x) * warps
 
     return Kernel(kernel)
 
@@ -146,15 +154,14 @@ def launch_scales(context, operator, degrees, parts):
     given = [(degree, functions_of(context, degree)) for degree in degrees]
     for number in range(len(degrees[0].densities) if degrees else 0):
         for n, (degree, functions) in enumerate(given):
-            part = parts.part(n * BLOCKS, (BLOCKS,))
             context.launch(
-                Variant(density_norms, (kind,)), BLOCKS, THREADS, 0, functions, arguments, degree.densities[number],
-                part,
+                Variant(density_norms, (kind,)), BLOCKS, THREADS, 0, functions, degree.l, degree.order.nprim, arguments,
+                degree.densities[number], parts.part(n * BLOCKS, (BLOCKS,)),
             )  # fmt: skip
         for degree, functions in given:
-            scales = degree.scales[number]
-            blocks = min(SCALE_BLOCKS, -(-scales.size // THREADS))
+            blocks = min(SCALE_BLOCKS, -(-degree.order.nprim // WARPS))
             if blocks:
                 context.launch(
-                    Variant(hermite_scales, (kind,)), blocks, THREADS, 0, functions, arguments, parts, scales
+                    Variant(hermite_scales, (kind,)), blocks, THREADS, 0, functions, degree.l, degree.order.nprim,
+                    arguments, parts, degree.scales[number],
                 )  # fmt: skip

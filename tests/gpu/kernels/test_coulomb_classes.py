@@ -80,7 +80,7 @@ def test_class(classes, way, axis, monkeypatch):
     assert (error > 1e-12) == (way == "single")
 
 
-@pytest.mark.parametrize("parameter", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("parameter", [1e-3, 1.0, 1e3, 1e10])
 @pytest.mark.parametrize("kind", OPERATORS)
 def test_operators(kind, parameter):
     """Sums in fixed point have scales that suit each operator: nothing overflows, and no digits are lost."""
