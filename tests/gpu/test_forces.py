@@ -134,6 +134,7 @@ def test_lists_of_whole_classes(call, apart, monkeypatch):
     assert seen == [(3, 3), (10, 3)]
 
 
+@pytest.mark.thorough
 def test_products_with_j_apart(apart):
     """Two of them have both, one has J and one exchange only."""
     left, right = np.random.default_rng(0).normal(size=(2, 4, SMALL.nao, SMALL.nao))
@@ -497,6 +498,7 @@ def in_two_orders(call):
             yield call()
 
 
+@pytest.mark.sample("J")
 @pytest.mark.parametrize("call", [
     lambda jk, dm: jk.get_jk(dm, with_k=False)[0], lambda jk, dm: jk.gradient(dm, exchange=0.0),
     lambda jk, dm: jk.gradient(dm),
