@@ -22,9 +22,11 @@ from md4.contract.screening import PRIMITIVE_SHARE, Statistics
 from md4.contract.team import Team
 from md4.contract.unlisted import unlisted, unlisted_bound
 from md4.cpu.matrices import symmetric_parts
+from md4.cpu.threads import in_threads
 from md4.engine import Engine
 from md4.errors import ArgumentError
 from md4.method.operators import Mixture, Operator, as_operator, check_order
+from md4.shells.schwarz import block_norms
 from md4.support.arguments import as_list, checked_real, shown
 from md4.support.locks import locked
 from md4.support.types import Densities, HostArray, JKPair
@@ -150,11 +152,12 @@ def rehearse_forces(backend, basis, finest, terms, tolerance):
     basis : md4.Basis
     finest : float
         The tolerance of the lists of pairs.
-    terms, tolerance
-        As of `md4.cpu.forces.HostForces.run`.
+    terms : tuple
+        Fields of `Terms`.
+    tolerance : float
     """
     _, made = rehearsed_lists(backend, basis, finest)
-    made.run(backend, *terms, tolerance)
+    made.run(backend, terms[0], block_norms(basis, terms[0]), *terms[1:], tolerance)
 
 
 def rehearse_matrices(backend, basis, finest, densities, with_j, with_k):
@@ -420,11 +423,11 @@ class Gradients:
         part = "J alone" if not factors[1].any() else None if factors[0].any() else "exchange alone"
         self._compile_ahead("forces", operator, lambda *of: rehearse_forces(*of, *given), part)
         with self.engine.lock:
-            forces, terms = self._forces_of_lists(tolerance), (self._frame.densities(densities), *factors)
-            bounds = self._frame.basis, forces.lists, forces.bounds, self._unlisted
+            forces, densities = self._forces_of_lists(tolerance), self._frame.densities(densities)
+            of_blocks = block_norms(self._frame.basis, densities, in_threads), *factors
             with ThreadPoolExecutor(1) as pool:  # while the workers make the others
-                more = pool.submit(unlisted_bound, *bounds, *terms)
-                total = self.team.forces(operator, terms, tolerance, self.progress)
+                more = pool.submit(unlisted_bound, forces.lists, forces.bounds, self._unlisted, *of_blocks)
+                total = self.team.forces(operator, (densities, *of_blocks), tolerance, self.progress)
         self.ranks.sum(total)
         found, (computed, left, squares), stats.busy = total[0], total[1], tuple(total[2].tolist())
         stats.computed = stats.wanted = int(computed)

@@ -18,7 +18,6 @@ inequality such bounds of primitive pairs add up, with a factor for the numbers 
 
 import numpy as np
 
-from md4.shells.schwarz import block_norms
 from md4.shells.shell_pairs import log_cutoff, primitive_estimates
 
 # Pairs whose primitive pairs are looked at together.
@@ -59,18 +58,18 @@ def unlisted(basis, lists, cutoff):
     return found
 
 
-def unlisted_bound(basis, lists, bounds, missing, densities, coulomb, exchange):
+def unlisted_bound(lists, bounds, missing, norms, coulomb, exchange):
     """What that could add to any component of a gradient at most, in Hartree/Bohr.
 
     Parameters
     ----------
-    basis : md4.Basis
     lists : list of md4.contract.screening.PairList
     bounds : list of md4.shells.schwarz.GradientBounds
         Those of each list.
     missing : ndarray
         By `unlisted`.
-    densities, coulomb, exchange : ndarray, shapes (n, nao, nao), (n,) and (n,)
+    norms, coulomb, exchange : ndarray, shapes (n, nshell, nshell), (n,) and (n,)
+        `norms`: the `block_norms` of the densities.
     """
     whole, derived = np.zeros_like(missing)
     for this, of_pairs in zip(lists, bounds):
@@ -78,9 +77,9 @@ def unlisted_bound(basis, lists, bounds, missing, densities, coulomb, exchange):
         whole[places], derived[places] = of_pairs.own, of_pairs.derivative
     pairs, derivatives = missing
     total = 0.0
-    for norms, j, k in zip(block_norms(basis, densities), abs(coulomb), abs(exchange)):
+    for d, j, k in zip(norms, abs(coulomb), abs(exchange)):
         for bra, ket in ((2 * derivatives, whole + pairs), (derived, pairs)):
-            total += j * (norms * bra).sum() * (norms * ket).sum()
+            total += j * (d * bra).sum() * (d * ket).sum()
             if k:
-                total += k * (bra * (norms @ ket @ norms)).sum()
+                total += k * (bra * (d @ ket @ d)).sum()
     return float(total)

@@ -18,7 +18,7 @@ from md4.errors import MemoryLimitError
 from md4.method.angular import nherm
 from md4.method.derivatives import OF_A, OF_B
 from md4.plan import groups_within, own_ranges
-from md4.shells.schwarz import GradientBounds, block_norms
+from md4.shells.schwarz import GradientBounds
 from md4.support.display import size_text
 from md4.support.locks import Lock
 
@@ -142,14 +142,16 @@ class HostForces:
         self.degree = 1 + 2 * max(this.pairs.l for this in self.lists)
         self.bounds = [this.of_pairs for this in self.lists]
 
-    def run(self, backend, densities, coulomb, exchange, tolerance, part=0, parts=1, report=None):
+    def run(self, backend, densities, norms, coulomb, exchange, tolerance, part=0, parts=1, report=None):
         """The gradient of E of `md4.cpu.gradient` by the centre of each shell, or a part of its terms.
 
         Parameters
         ----------
         backend : md4.cpu.backend.CpuBackend
             For the operator.
-        densities, coulomb, exchange : ndarray, shapes (n, nao, nao), (n,) and (n,)
+        densities, norms : ndarray, shapes (n, nao, nao) and (n, nshell, nshell)
+            With the `md4.shells.schwarz.block_norms` of each.
+        coulomb, exchange : ndarray, shape (n,)
         tolerance : float
             Quartets whose bounds are smaller are left out.
         part, parts : int
@@ -167,15 +169,14 @@ class HostForces:
         """
         found = [np.zeros((len(this.pairs), 6)) for this in self.lists]
         left_out, quartets, most = np.zeros(2), 0, self.check_memory(backend, 3 * densities.nbytes)
-        for terms in divided(densities, coulomb, exchange):
-            norms = block_norms(self.basis, terms[0])
+        for terms in divided(densities, norms, coulomb, exchange):
             for these in self.batches(backend, range(len(self.lists))):
                 lists = Lists(self.basis.ao_loc)
-                numbers, *tables = self.tables(lists, these, None if terms[2].any() else terms[0][0])
+                numbers, *tables = self.tables(lists, these, None if terms[3].any() else terms[0][0])
                 work = [self.work_of(this, these) for this in self.lists]
                 threads = int(max(1, min(most, sum(map(np.sum, work)) // THREAD_WORK)))
                 tasks = self.tasks(work, threads, part, parts)
-                arguments = *tables, numbers, tolerance, (*terms, norms, norms.max(axis=2))
+                arguments = *tables, numbers, tolerance, (terms[0], *terms[2:], terms[1], terms[1].max(axis=2))
                 quartets += self.threads(backend, tasks, threads, arguments, found, left_out, report)
         return self.by_centres(found), quartets, left_out
 
@@ -342,13 +343,13 @@ def is_own(numbers, count, part, parts):
     return own[numbers]
 
 
-def divided(densities, coulomb, exchange):
-    """The terms of gradients that are made together: all, or one density after the other without exchange."""
-    if exchange.any():
-        yield densities, coulomb, exchange
+def divided(*terms):
+    """The terms of gradients, exchange last, that are made together: all, or without exchange each density alone."""
+    if terms[-1].any():
+        yield terms
         return
-    for s in range(len(densities)):
-        yield densities[s : s + 1], coulomb[s : s + 1], exchange[s : s + 1]
+    for s in range(len(terms[0])):
+        yield tuple(array[s : s + 1] for array in terms)
 
 
 def density_row(row, lists, density):

@@ -43,7 +43,6 @@ from md4.gpu.reverse_ways import Listed, TaskSums, Way, chunks, columns, hermite
 from md4.gpu.tiles import blocks_of_8
 from md4.gpu.tuning import CHUNK_BYTES
 from md4.plan import groups_within
-from md4.shells.schwarz import block_norms
 
 # Most bytes of the numbers of ket pairs that tasks count together.
 COUNT_BYTES = 1 << 26
@@ -119,10 +118,9 @@ class DeviceForces(ForceTasks, CoulombBounds):
         super().__init__(basis, lists, beside)
         self.bounds, self.of_prims, self.tables, self.ways = bounds, of_prims, {}, {}
 
-    def run(self, backend, densities, coulomb, exchange, tolerance, part=0, parts=1, report=None):
+    def run(self, backend, densities, norms, coulomb, exchange, tolerance, part=0, parts=1, report=None):
         """As `md4.cpu.forces.HostForces.run`."""
-        found, norms = np.zeros((self.basis.nshell, 3)), block_norms(self.basis, densities)
-        with_k = exchange != 0
+        found, with_k = np.zeros((self.basis.nshell, 3)), exchange != 0
         # J of these is made apart, the other terms are made together
         alone = (coulomb != 0) & (self.apart or not with_k.any())
         rest = with_k | (coulomb != 0) & ~alone
@@ -211,7 +209,7 @@ class DeviceForces(ForceTasks, CoulombBounds):
             tracks.end()
 
     def outs(self, context, tasks):
-        """Room for the derivatives of each task, (nprim, 6)."""
+        """Room for the derivatives of each task, (6, nprim)."""
         starts = [(self.lists[task.number].pairs.start, task) for task in tasks]
         counts = [int(start[task.last] - start[task.first]) for start, task in starts]
         return [context.pool.get(max(1, 6 * count)) for count in counts]
@@ -290,7 +288,7 @@ class DeviceForces(ForceTasks, CoulombBounds):
         return self.ways[bra, ket]
 
     def launch(self, backend, task, batch, counts, terms, share, out):
-        """Has a track make the derivatives of a task, (nprim, 6) into `out`; how many quartets are made.
+        """Has a track make the derivatives of a task, (6, nprim) into `out`; how many quartets are made.
 
         `share`: `md4.gpu.pool.Pool.share` of the engine, which is asked for each list, since Z and H are there by then.
         """
@@ -397,14 +395,14 @@ class DeviceForces(ForceTasks, CoulombBounds):
 
     def take(self, context, found, task, out):
         """Adds the derivatives of a task to those of the shells."""
-        pairs, values = self.lists[task.number].pairs, np.empty((out.size // 6, 6))
+        pairs, values = self.lists[task.number].pairs, np.empty((6, out.size // 6))
         context.copy_out(values, out.pointer)
         context.pool.release(out)
         counts = np.diff(pairs.start[task.first : task.last + 1])
         for side, shells in enumerate(pairs.pairs[task.first : task.last].T):
             owner = np.repeat(shells, counts)
             for axis in range(3):
-                found[:, axis] += np.bincount(owner, values[: len(owner), 3 * side + axis], len(found))
+                found[:, axis] += np.bincount(owner, values[3 * side + axis, : len(owner)], len(found))
 
     @staticmethod
     def sent(context, counts):

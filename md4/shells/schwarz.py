@@ -27,16 +27,24 @@ def row_norms(diagonal):
     return np.sqrt(np.maximum(positive.sum(axis=2).max(axis=1), positive.sum(axis=1).max(axis=1)))
 
 
-def block_norms(basis, densities):
-    """|D_ab| of the blocks of each density, shape (n, nshell, nshell)."""
+def block_norms(basis, densities, in_threads=None):
+    """|D_ab| of the blocks of each density, shape (n, nshell, nshell), by `md4.cpu.threads.in_threads` if given."""
     found, first = np.empty((len(densities), basis.nshell, basis.nshell)), basis.ao_loc[:-1]
-    with np.errstate(over="ignore"):
-        for begin in range(0, basis.nshell, SHELLS):
-            some = slice(begin, begin + SHELLS)
-            rows = densities[:, first[begin] : basis.ao_loc[some.stop if some.stop < basis.nshell else -1]] ** 2
-            of_columns = np.add.reduceat(rows, first, axis=2)
-            np.add.reduceat(of_columns, first[some] - first[begin], axis=1, out=found[:, some])
-        return np.sqrt(found, out=found)
+    pieces = -(-basis.nshell // SHELLS)
+
+    def rows(n):
+        some, end = slice(n * SHELLS, (n + 1) * SHELLS), min((n + 1) * SHELLS, basis.nshell)
+        with np.errstate(over="ignore"):
+            of_columns = np.add.reduceat(densities[:, first[some.start] : basis.ao_loc[end]] ** 2, first, axis=2)
+            np.add.reduceat(of_columns, first[some] - first[some.start], axis=1, out=found[:, some])
+            np.sqrt(found[:, some], out=found[:, some])
+
+    if in_threads is None:
+        for n in range(pieces):
+            rows(n)
+    else:
+        in_threads(pieces, rows, densities.size)
+    return found
 
 
 def exchange_norms(norms, pairs):

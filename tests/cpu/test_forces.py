@@ -9,6 +9,7 @@ from nuclear_forces import MIXED, SHELLS, WATER, symmetric
 
 import md4
 from md4.cpu.forces import divided
+from md4.shells.schwarz import block_norms
 
 
 def forces_of(jk):
@@ -108,7 +109,7 @@ def test_a_part_of_the_terms(monkeypatch):
     mol = molecule(WATER, "6-31g")
     jk = md4.JK(mol, backend="cpu")
     made, dm = forces_of(jk), jk._frame.densities(symmetric(mol.nao, 1))
-    given = jk.engine.backend, dm, np.ones(1), np.ones(1), 0.1
+    given = jk.engine.backend, dm, block_norms(jk._frame.basis, dm), np.ones(1), np.ones(1), 0.1
     whole, quartets, left_out = made.run(*given)
     assert left_out[0] > 0
     parts = []
@@ -126,7 +127,7 @@ def test_progress_is_told_of_all_work():
     mol = molecule(WATER, "6-31g")
     jk, told = md4.JK(mol, backend="cpu"), []
     made, dm = forces_of(jk), jk._frame.densities(symmetric(mol.nao, 1))
-    made.run(jk.engine.backend, dm, np.ones(1), np.ones(1), 0.0, report=told.append)
+    made.run(jk.engine.backend, dm, block_norms(jk._frame.basis, dm), np.ones(1), np.ones(1), 0.0, report=told.append)
     assert sum(told) == pytest.approx(made.seconds())
 
 

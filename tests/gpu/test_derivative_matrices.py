@@ -73,7 +73,7 @@ def test_j_and_k_alone():
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Bra and ket pairs of each chunk whose U is taken, and how many launches and functions of a warp."""
+    """Bra and ket pairs of each chunk whose U is taken, how many launches, and blocks of functions of a warp."""
     found, take, launch = [], derivative_matrices.launch_half_exchange, DeviceContext.launch
 
     def noted(context, aos, ab, cd, *args):
@@ -82,7 +82,7 @@ def launched(monkeypatch):
 
     def counted(context, variant, *args):
         if variant.factory is half_exchange.half_exchange:
-            found[-1][2:] = found[-1][2] + 1, *variant.facts
+            found[-1][2:] = found[-1][2] + 1, variant.facts[0]
         launch(context, variant, *args)
 
     monkeypatch.setattr(derivative_matrices, "launch_half_exchange", noted)
@@ -91,17 +91,17 @@ def launched(monkeypatch):
 
 
 @pytest.mark.parametrize("name, value, shapes", [
-    ("derivative_matrices.CHUNK_BYTES", 1, [[1, 1, 1, 4]] * 9),
-    ("derivative_matrices.W_SHARE", 1e-12, [[1, 3, 1, 4]] * 3), ("kernels.half_exchange.MOST_WARPS", 2, [[3, 3, 3, 4]]),
-    ("kernels.half_exchange.MOST_FUNCTIONS", 4, [[3, 3, 1, 4]]),
+    ("derivative_matrices.CHUNK_BYTES", 1, [[1, 1, 1, 1]] * 9),
+    ("derivative_matrices.W_SHARE", 1e-12, [[1, 3, 1, 1]] * 3), ("kernels.half_exchange.MOST_WARPS", 2, [[3, 3, 3, 1]]),
+    ("kernels.half_exchange.HELD", (16,), [[1, 1, 1, 1]]),
 ], ids=["chunks", "pieces", "launches", "functions"])  # fmt: skip
 def test_what_is_divided(name, value, shapes, launched, monkeypatch):
     """A quartet at a time, or a bra pair, or a part of their functions."""
-    functions = "FUNCTIONS" in name
+    functions = "HELD" in name
     with running():
-        made, dm = made_by(basis_of((1, 1) if functions else (0, 0)))
+        made, dm = made_by(basis_of((1,), 2, 2) if functions else basis_of((0, 0)))
         right = made.run(dm, True, True, 0.0)
-        assert launched == [[3, 3, 1, 8 if functions else 4]]
+        assert launched == ([[1, 1, 1, 2]] if functions else [[3, 3, 1, 1]])
         monkeypatch.setattr(f"md4.gpu.{name}", value)
         launched.clear()
         for mine, theirs in zip(made.run(dm, True, True, 0.0), right):

@@ -19,7 +19,7 @@ from md4.gpu.context import DeviceContext
 from md4.gpu.dry_run import NoMemory
 from md4.gpu.sums import DeviceSums
 from md4.method.operators import Operator
-from md4.shells.schwarz import GradientBounds
+from md4.shells.schwarz import GradientBounds, block_norms
 from md4.shells.shell import Shell
 
 # Angular momenta, primitives and contracted functions of a few shells, whether they are spherical, and the unit.
@@ -452,7 +452,7 @@ def test_a_part_of_the_terms(exchange, j_apart, request, monkeypatch):
     with running():
         jk = md4.JK(mol, backend="cuda")
         made, dm = jk._forces_of_lists(jk.direct_scf_tol), jk._frame.densities(symmetric(mol.nao, 1))
-        given = jk.engine.backend, dm, np.ones(1), np.full(1, exchange), 1e-4
+        given = jk.engine.backend, dm, block_norms(made.basis, dm), np.ones(1), np.full(1, exchange), 1e-4
         whole, quartets, left_out = made.run(*given, report=told.append)
         parts = []
         for part, (of_h, of_z) in enumerate(((0.4, 1 << 30), (0.4, 1), (1e-9, 1 << 30))):  # on unlike machines
@@ -578,7 +578,7 @@ def test_memory_is_asked_for_with_each_list(monkeypatch):
     team.make_lists(1e-13)
     monkeypatch.setattr(NoMemory, "share", lambda _, most: asked.append(most) or most)
     made, ones = backend.sums.forces(SMALL, team.lists), np.ones((1, SMALL.nao, SMALL.nao))
-    made.run(backend, ones, np.ones(1), np.ones(1), 0.0)
+    made.run(backend, ones, block_norms(SMALL, ones), np.ones(1), np.ones(1), 0.0)
     assert asked.count(forces.CHUNK_BYTES) >= len(team.lists) ** 2
 
 
@@ -597,7 +597,7 @@ def test_tracks_in_little_memory(way, monkeypatch):
         monkeypatch.setattr(force_tasks, "TRACK_ROOM", room)
         monkeypatch.setattr("md4.gpu.tracks.TRACK_SHARE", 1 << 20)
         tracks.clear()
-        made.run(backend, dm[None], np.ones(1), np.ones(1), 0.0)
+        made.run(backend, dm[None], block_norms(SMALL, dm[None]), np.ones(1), np.ones(1), 0.0)
         assert tracks == expected
 
 

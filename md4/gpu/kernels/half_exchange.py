@@ -4,39 +4,45 @@
 
 of the Hermite functions p of primitive pairs ij, in two kernels. What both find are sums in a fixed order.
 
-`half_exchange`: (p|kl) are U of gradients (`md4.gpu.kernels.reverse_sums`). A warp takes a bra pair and a shell l, and
-goes through the shells k with which l is in a ket list, some rows (k, l) of U at a time, for all l of the shell side by
-side. D of these k, and of functions of i and of j, which both are a j of some derivative, is in shared memory. A lane
-has two pairs of a p and an l, and keeps W of these in registers.
+`half_exchange`, on tensor cores: (p|kl) are U of gradients (`md4.gpu.kernels.reverse_sums`). A warp takes a bra pair
+and a shell l, and goes through the shells k with which l is in a ket list, 8 rows (k, l) of U at a time, for all l of
+the shell side by side. Blocks of 8 p of an l, up to `EIGHTS` of them, come from U to registers as they are, in pairs as
+left operands, and D of these k and of 8 functions of i and of j, which both are a j of some derivative, as right ones.
 
 `exchange_derivatives`: a block of threads takes rows (x, i) of a shell i and 32 l, and its warps go through the bra
 pairs that have i, each through some of them.
 """
 
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 import numpy as np
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, I64, cuda, f64, i32, i64, jit_device
-from md4.gpu.emit.instructions import load, make_empty, shared_address, shared_vector, store_if
+from md4.gpu.emit.instructions import (
+    address_of,
+    address_plus,
+    global_int,
+    load,
+    load_if,
+    make_empty,
+    mma_16x8x8,
+    mma_by_halves,
+    store_if,
+)
 from md4.gpu.emit.scalars import quotient
-from md4.gpu.emit.values import FP64, INT, OPEN, fma, select, tuple_of, word
+from md4.gpu.emit.values import FP64, OPEN, first_case, fma, select, tuple_of, word
 from md4.gpu.kernels.groups import HalfTransformed, PairRange, pair_range, primitives_of
 from md4.gpu.kernels.reverse_sums import FunctionPairs
 from md4.gpu.staircases import hermite_order
 from md4.gpu.tiles import blocks_of_8
 
-THREADS = 128  # of a block
+EIGHTS = 8  # blocks of 8 p of an l that a warp has, at most: an even number
+HELD = (16, 12)  # warps that a multiprocessor is to hold at once, by blocks of 8 functions of i and j
+MOST_WARPS = (1 << 31) - 1  # of a launch, whose numbers are divided as 32-bit integers
+THREADS = 128  # of a block, for sums with H
 WARPS = THREADS // 32
-ROWS = 16  # rows (k, l) of U whose D is in shared memory at once
-TOGETHER, FEWER = 8, 4  # and of these, whose numbers a lane loads at once, for few and for many functions
-FEW_FUNCTIONS = 8
-# Blocks that a multiprocessor is to hold at once.
-BLOCKS = {4: 5, 8: 4, 12: 3, 16: 3}
-MOST_FUNCTIONS = 16  # most functions of i and j of a warp
-MOST_WARPS = (1 << 31) - WARPS  # of a launch, whose numbers are divided as 32-bit integers
 DERIVED = 8  # rows (x, i) of a block of threads
 
 
@@ -76,67 +82,79 @@ class HalfExchange(NamedTuple):
     nao: i64
 
 
-class Column(NamedTuple):
-    """A p and an l of a lane.
+@cache
+def make_load_d(blocks):
+    """Intrinsic (density, functions, limits, aos, row) -> D of two rows for each of `blocks` blocks of functions.
 
-    Attributes
-    ----------
-    source : int64
-        Where U of the p begins.
-    first, second : int64
-        Bytes from there to U of the l, if its shell is the first one of ket pairs, or the second one.
-    target : int64
-        The place of W of the first function, -1 where there is no p.
+    They are density[functions[n] + aos[m]] where the row, or the fourth one after it, is below limits[n], else zero.
     """
 
-    source: i64
-    first: i64
-    second: i64
-    target: i64
+    @word(tuple_of(FP64, 2 * blocks), OPEN, *[tuple_of(kind, 2) for kind in (i64, i32, i64)], i32)
+    def load_d(density, functions, limits, aos, row):
+        places = [density.at(ao) for ao in aos]
+        return [
+            load_if(place + functions[n] * 8, (limits[n] - row, 4 * m))[0]
+            for n in range(blocks) for m, place in enumerate(places)
+        ]  # fmt: skip
+
+    return load_d
 
 
 @cache
-def make_add_rows(functions, count, pitch):
-    """Intrinsic (sums, u, source, first, second, source, first, second, rows, d) -> sums, of `count` rows of U.
+def make_add_rows(blocks, wide):
+    """Intrinsic (sums, columns, own, rows, steps, d, count) -> sums, of two rows of U of each lane.
 
-    Sums of two columns, each by the fields of its `Column`, += rows of U times D. At the shared addresses `rows` and
-    `d` are the places of the rows, plus 1 where the l are those of the second shell, and rows of D with a `pitch`.
+    The sums += U times D for the first `count` columns, that is, blocks of 8 p of an l: two of them are a fragment of
+    16 rows. U of the lane's p and row m has the address columns[n] + rows[m] + own[n] steps[m]. `wide`: m16n8k8
+    instructions, else m8n8k4.
     """
-    tile = tuple_of(FP64, 2 * functions)
+    tile, mma = tuple_of(FP64, 2 * blocks * EIGHTS), mma_16x8x8 if wide else mma_by_halves
+    bytes_of = tuple_of(i64, EIGHTS), tuple_of(i32, EIGHTS), tuple_of(i64, 2), tuple_of(i32, 2)
 
-    @word(tile, tile, OPEN, i64, i64, i64, i64, i64, i64, i32, i32)
-    def add_rows(sums, u, source, first, second, other_source, other_first, other_second, rows, d):
-        columns, numbers = ((u.at(source), first, second), (u.at(other_source), other_first, other_second)), []
-        for n in range(count):
-            (place,) = load("shared", rows, 4 * n, INT)
-            begin = (place & -8).u64 << 3
-            numbers.append([
-                load("global.nc", base + begin + select(place.has(1), two, one), effects=False)[0]
-                for base, one, two in columns
-            ])  # fmt: skip
-        for n, both in enumerate(numbers):
-            for f in range(0, functions, 2):
-                for m, value in enumerate(shared_vector(d, 8 * (n * pitch + f)), f):
-                    sums[2 * m : 2 * m + 2] = [fma(number, value, sums[2 * m + k]) for k, number in enumerate(both)]
-        return sums
+    @word(tile, tile, *bytes_of, tuple_of(FP64, 2 * blocks), i32)
+    def add_rows(sums, columns, own, rows, steps, d, count):
+        def products(many):
+            found = list(sums)
+            numbers = [
+                load("global.nc", address_plus(columns[n] + row, step, own[n]), effects=False)[0]
+                for n in range(many) for row, step in zip(rows, steps)
+            ]  # fmt: skip
+            for n in range(0, many, 2):
+                one, below, two, below_two = (numbers[2 * n + m] for m in (0, 2, 1, 3))
+                for m in range(blocks):
+                    k = 2 * n * blocks + 4 * m
+                    found[k : k + 4] = mma(found[k : k + 4], [one, below, two, below_two], d[2 * m : 2 * m + 2])
+            return found
+
+        cases = [(partial(count.__lt__, n + 1), partial(products, n)) for n in range(2, EIGHTS, 2)]
+        return first_case(count.builder, [*cases, (None, partial(products, EIGHTS))])
 
     return add_rows
 
 
 @cache
-def make_add_column(functions, column):
-    """Intrinsic (sums, array, first, stride, count): array[first + f stride] += sums of a column for f < `count`."""
+def make_add_columns(blocks):
+    """Intrinsic (sums, array, columns, stride, p, order, lane, count, functions): adds the sums to W.
 
-    @word(None, tuple_of(FP64, 2 * functions), OPEN, i64, i64, i64)
-    def add_column(sums, array, first, stride, count):
-        places, step = [array.at(first)], stride * 8
-        for _ in range(functions - 1):
-            places.append(places[-1] + step)
-        old = [load("global", here, live=(count, f))[0] for f, here in enumerate(places)]
-        for f, here in enumerate(places):
-            store_if(here, [old[f] + sums[2 * f + column]], (count, f))
+    The lane's p of a column is p[n] + lane // 4, and it has the functions 2 (lane % 4) and the next one of each block,
+    which go to array[columns[n] + lane // 4 + f stride], for columns below `count`, functions below `functions`, and p
+    whose `order` is not negative.
+    """
+    tile, of_columns = tuple_of(FP64, 2 * blocks * EIGHTS), tuple_of(i64, EIGHTS)
 
-    return add_column
+    @word(None, tile, OPEN, of_columns, i64, tuple_of(i32, EIGHTS), OPEN, i64, i32, i64)
+    def add_columns(sums, array, columns, stride, p, order, lane, count, functions):
+        row, f, step = lane >> 2, (lane & 3) << 1, stride * 8
+        for n in range(EIGHTS):
+            here, no_p = array.at(columns[n] + row + f * stride), global_int(order.at(p[n].i64 + row, 4)) < 0
+            left = select(count > n, select(no_p, 0, functions - f), 0)
+            # places of the two functions of each block among the sums, and how many functions further on they are
+            places = [(4 * (n // 2 * blocks + m) + 2 * (n % 2) + k, 8 * m + k) for m in range(blocks) for k in range(2)]
+            old = [load("global", here + step * further, live=(left, further))[0] for _, further in places]
+            for (place, further), before in zip(places, old):
+                store_if(here + step * further, [before + sums[place]], (left, further))
+
+    return add_columns
 
 
 @word(tuple_of(FP64, 8), OPEN, i64)
@@ -168,40 +186,58 @@ def first_member(members, begin, end, pair, lane):
     return begin
 
 
-def half_exchange(functions):
-    """Kernel factory for so many functions of i and j of a warp, an even number."""
-    pitch, rows, warps, half = functions + 2, ROWS, WARPS, functions // 2
-    together = TOGETHER if functions <= FEW_FUNCTIONS else FEWER
-    size, add_rows = warps * rows, make_add_rows(functions, together, pitch)
-    numbers = size * pitch
-    empty, bytes_d = make_empty(2 * functions), 8 * pitch
-    add_first, add_second = make_add_column(functions, 0), make_add_column(functions, 1)
-    primitives, search = jit_device(primitives_of), jit_device(first_member)
+def of_first_lanes(value):
+    """The values of the first `EIGHTS` lanes of the warp (device function)."""
+    of = cuda.shfl_sync
+    return (
+        of(-1, value, 0), of(-1, value, 1), of(-1, value, 2), of(-1, value, 3),
+        of(-1, value, 4), of(-1, value, 5), of(-1, value, 6), of(-1, value, 7),
+    )  # fmt: skip
+
+
+def address_in_u(u, source, p, row, order):
+    """Address of the lane's p of a block of p; in place of no p, that of the first one (device function)."""
+    return address_of(u.numbers, source + (row if order[p + row] >= 0 else 0))
+
+
+def next_row(member, k, members, more, nk):
+    """(member, k) of the row that is `members` members and `more` < nk rows further on (device function)."""
+    member, k = i32(member + members), i32(k + more)
+    return (member, k) if k < nk else (i32(member + 1), i32(k - nk))
+
+
+def member_at(shells, low, member, newest):
+    """Code of a member and first AO of its k; the `newest` one stands for those beyond it (device function)."""
+    place = low + min(member, newest)
+    return shells.members[place], shells.others[place]
+
+
+def place_of(code, k, first_ket, nab_bytes, nb_bytes):
+    """(bytes to the row k of a member in U, from one l to the next) (device function)."""
+    place = i64(i32((code >> 1) - first_ket)) * nab_bytes
+    of_k, step = (i32(64), nb_bytes) if code & 1 == 0 else (nb_bytes, i32(64))
+    return place + i32(k * of_k), step
+
+
+def half_exchange(blocks, unit):
+    """Kernel factory for so many blocks of 8 functions of i and j of a warp."""
+    most, functions, address = EIGHTS, 8 * blocks, jit_device(address_in_u)
+    load_d, add_rows = make_load_d(blocks), make_add_rows(blocks, unit == "dmma16")
+    add_columns = make_add_columns(blocks)
+    empty, primitives, search = make_empty(2 * blocks * EIGHTS), jit_device(primitives_of), jit_device(first_member)
+    broadcast, following, at = jit_device(of_first_lanes), jit_device(next_row), jit_device(member_at)
+    place_in_u = jit_device(place_of)
 
     @jit_device
-    def column_of(n, ab, first, nl, nb, ncol, u, order, w, l0):
-        place = n >> 3
-        col = quotient(place, nl)
-        own = place - col * nl
-        live = col < ncol
-        if not live:
-            col, own = i64(0), i64(0)
-        prim = quotient(col, u.nq8)
-        p, target = 8 * (col - prim * u.nq8) + (n & 7), i64(-1)
-        source = ((first - ab.first_prim) * u.nq8 + col) * (u.npair * u.nab * 8)
-        if live and order[p] >= 0:
-            target = ((first + prim) * w.functions * w.nao + l0 + own) * w.width + p
-            source += n & 7
-        return Column(source, own * nb * 64, own * 64, target)
+    def function_of(f, bra, pair, nao):
+        j = bra.aos[bra.first + pair, 0] + f if f < bra.na else bra.aos[bra.first + pair, 1] + f - bra.na
+        return j * nao
 
     def kernel(
-        bra: FunctionPairs, ab: PairRange, npair: i64, ket: FunctionPairs, shells: Members, u: HalfTransformed,
+        bra: FunctionPairs, ab: PairRange, ket: FunctionPairs, shells: Members, u: HalfTransformed,
         order: I32, limits: I32, density: F64, w: HalfExchange, pieces: i64, parts: i64,
     ):  # fmt: skip
-        d, places, values = cuda.shared.array(numbers, f64), cuda.shared.array(size, i32), cuda.local.array(half, f64)
-        tid = i64(cuda.threadIdx.x)
-        lane, warp = tid & 31, tid >> 5
-        work = i64(cuda.blockIdx.x) * warps + warp
+        lane, work = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x)
         rest = quotient(work, pieces)
         piece, part = work - rest * pieces, rest
         rest = quotient(rest, parts)
@@ -209,12 +245,8 @@ def half_exchange(functions):
         nshell = shells.first.size - 1
         pair = quotient(rest, nshell)
         shell = rest - pair * nshell
-        if pair >= npair:
-            return
         first, last = primitives(ab, pair)
-        ncol, n = (last - first) * u.nq8, piece * 64 + lane
-        if piece * 64 >= ncol * max(ket.na, ket.nb) * 8:
-            return
+        ncol = (last - first) * u.nq8
         low, end = shells.first[shell], shells.first[shell + 1]
         high = search(shells.members, low, end, min(i64(limits[bra.first + pair]), ket.first + u.npair), lane)
         if ket.first > 0:
@@ -222,47 +254,57 @@ def half_exchange(functions):
         if low >= high:
             return
         nl, nk = (ket.na, ket.nb) if shells.members[low] & 1 == 0 else (ket.nb, ket.na)
-        if piece * 64 >= ncol * nl * 8:
+        # the columns of this warp; those of all warps are as many
+        own_pieces = quotient(ncol * nl + most - 1, i64(most))
+        if piece >= own_pieces:
             return
-        l0 = shells.own[shell]
-        one = column_of(n, ab, first, nl, ket.nb, ncol, u, order, w, l0)
-        two = column_of(n + 32, ab, first, nl, ket.nb, ncol, u, order, w, l0)
-        a0, b0, f0 = bra.aos[bra.first + pair, 0], bra.aos[bra.first + pair, 1], part * functions
-        total, begin, row = (high - low) * nk, i64(0), lane & (rows - 1)
-        own_row, sums = warp * rows + row, empty()
-        of_d, of_places = shared_address(d) + warp * rows * bytes_d, shared_address(places) + 4 * warp * rows
+        each = quotient(ncol * nl + own_pieces - 1, own_pieces)
+        begin, count = piece * each, min(each, ncol * nl - piece * each)
+        # a lane each: the last column stands for those beyond it
+        n = begin + min(lane, count - 1)
+        col = quotient(n, nl)
+        own = n - col * nl
+        prim = quotient(col, u.nq8)
+        p = i32(8 * (col - prim * u.nq8))
+        source = ((first - ab.first_prim) * u.nq8 + col) * (u.npair * u.nab * 8)
+        target = ((first + prim) * w.functions * w.nao + shells.own[shell] + own) * w.width + p
+        sources, of_p, owns, row = broadcast(source), broadcast(p), broadcast(i32(own)), lane >> 2
+        columns = (
+            address(u, sources[0], of_p[0], row, order), address(u, sources[1], of_p[1], row, order),
+            address(u, sources[2], of_p[2], row, order), address(u, sources[3], of_p[3], row, order),
+            address(u, sources[4], of_p[4], row, order), address(u, sources[5], of_p[5], row, order),
+            address(u, sources[6], of_p[6], row, order), address(u, sources[7], of_p[7], row, order),
+        )  # fmt: skip
+        f0, total = part * functions, (high - low) * nk
+        f = f0 + row
+        rows = function_of(f, bra, pair, w.nao), function_of(f + 8, bra, pair, w.nao)
+        row_limits = i32(total if f < w.functions else 0), i32(total if f + 8 < w.functions else 0)
+        sums, many, n, nk = empty(), i32(count), i32(lane & 3), i32(nk)
+        nab_bytes, nb_bytes, newest = i32(u.nab * 64), i32(ket.nb * 64), i32(high - low - 1)
+        # what is 8 rows further on
+        eight = i32(quotient(i64(8), i64(nk)))
+        rest = i32(8 - eight * nk)
+        # the rows n and n + 4
+        member, other = i32(quotient(i64(n), i64(nk))), i32(quotient(i64(n + 4), i64(nk)))
+        k, other_k = i32(n - member * nk), i32(n + 4 - other * nk)
+        (code, ao), (other_code, other_ao) = at(shells, low, member, newest), at(shells, low, other, newest)
+        begin, total = i32(0), i32(total)
         while begin < total:
-            # the last row stands for those beyond it, with D = 0
-            n = min(begin + row, total - 1)
-            member = quotient(n, nk)
-            k = n - member * nk
-            code, ao = shells.members[low + member], shells.others[low + member] + k
-            this, side = code >> 1, code & 1
-            for m in range(half):
-                values[m], f = 0.0, f0 + 2 * m + (lane >> 4)
-                if begin + row < total and f < w.functions:
-                    j = a0 + f if f < bra.na else b0 + f - bra.na
-                    values[m] = density[j * w.nao + ao]
-            if lane < rows:
-                place = ((this - ket.first) * u.nab + (k if side == 0 else k * ket.nb)) * 8
-                places[own_row] = i32(place + side)
-            for m in range(half):
-                d[own_row * pitch + 2 * m + (lane >> 4)] = values[m]
-            cuda.syncwarp()
-            n, last = i64(0), min(i64(rows), total - begin)
-            while n < last:
-                sums = add_rows(
-                    sums, u.numbers, one.source, one.first, one.second, two.source, two.first, two.second,
-                    i32(of_places + 4 * n), i32(of_d + n * bytes_d),
-                )  # fmt: skip
-                n += together
-            cuda.syncwarp()
-            begin += rows
-        step, count = w.nao * w.width, min(i64(functions), w.functions - f0)
-        add_first(sums, w.numbers, max(one.target, i64(0)) + f0 * step, step, count if one.target >= 0 else i64(0))
-        add_second(sums, w.numbers, max(two.target, i64(0)) + f0 * step, step, count if two.target >= 0 else i64(0))
+            d = load_d(density, rows, row_limits, (ao + k, other_ao + other_k), n)
+            place, step = place_in_u(code, k, ket.first, nab_bytes, nb_bytes)
+            other_place, other_step = place_in_u(other_code, other_k, ket.first, nab_bytes, nb_bytes)
+            # what the next turn needs is on its way during this one
+            begin, n = i32(begin + 8), i32(n + 8)
+            member, k = following(member, k, eight, rest, nk)
+            other, other_k = following(other, other_k, eight, rest, nk)
+            (code, ao), (other_code, other_ao) = at(shells, low, member, newest), at(shells, low, other, newest)
+            sums = add_rows(sums, columns, owns, (place, other_place), (step, other_step), d, many)
+        add_columns(
+            sums, w.numbers, broadcast(target + f0 * w.nao * w.width), w.nao * w.width, broadcast(p), order, lane,
+            many, w.functions - f0,
+        )  # fmt: skip
 
-    return Kernel(kernel, (THREADS, BLOCKS[functions]))
+    return Kernel(kernel, (32, HELD[blocks - 1]))
 
 
 def exchange_derivatives():
@@ -341,16 +383,10 @@ def members_of(basis, pairs):
     return np.concatenate([[0], np.cumsum(counts[counts > 0])]), members, basis.ao_loc[np.flatnonzero(counts)], others
 
 
-def functions_of_a_warp(count):
-    """How many functions of i and j a warp takes of `count`: a multiple of 4."""
-    parts = -(-count // MOST_FUNCTIONS)
-    return 4 * -(-count // (4 * parts))
-
-
 def shares(bra, ket, nq8, functions):
-    """(functions of a warp, parts of the functions, pieces of the columns) of a bra pair and a shell of ket pairs."""
-    own = functions_of_a_warp(functions)
-    return own, -(-functions // own), -(-bra.max_prim * nq8 * max(ket.na, ket.nb) // 8)
+    """(blocks of 8 functions of a warp, parts of the functions, pieces of the columns) of a bra pair and a shell."""
+    blocks = min(blocks_of_8(functions), len(HELD))
+    return blocks, -(-functions // (8 * blocks)), -(-bra.max_prim * nq8 * max(ket.na, ket.nb) // EIGHTS)
 
 
 def launch_half_exchange(context, aos, ab, cd, shells, hermite, u, limits, density, w):
@@ -376,7 +412,7 @@ def launch_half_exchange(context, aos, ab, cd, shells, hermite, u, limits, densi
         Fields of `HalfExchange`.
     """
     bra, ket, nq8 = ab.facts, cd.facts, blocks_of_8(hermite.nherm)
-    functions, parts, pieces = shares(bra, ket, nq8, w[2])
+    blocks, parts, pieces = shares(bra, ket, nq8, w[2])
     of_pair = pieces * parts * (shells[0].size - 1)
     most = MOST_WARPS // of_pair
     order = context.table(hermite_order, hermite.l, hermite.first)
@@ -384,8 +420,8 @@ def launch_half_exchange(context, aos, ab, cd, shells, hermite, u, limits, densi
         count = min(most, len(ab) - first)
         start, first_pair, first_prim = pair_range(ab)
         context.launch(
-            Variant(half_exchange, (functions,)), -(-count * of_pair // WARPS), THREADS, 0,
-            (aos[0], first_pair + first, bra.na, bra.nb), (start, first_pair + first, first_prim), count,
+            Variant(half_exchange, (blocks, context.unit)), count * of_pair, 32, 0,
+            (aos[0], first_pair + first, bra.na, bra.nb), (start, first_pair + first, first_prim),
             (aos[1], cd.first, ket.na, ket.nb), shells, (u, nq8, cd.npair, ket.nab), order, limits, density, w, pieces,
             parts,
         )  # fmt: skip

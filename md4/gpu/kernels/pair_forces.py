@@ -100,7 +100,7 @@ def pair_forces():
             total = 0.0
             for own in range(warps):
                 total += sums[own, tid]
-            out[prim * 6 + tid] = total
+            out[tid * z.nprim + prim] = total
 
     return Kernel(kernel, (threads, 4))
 
@@ -109,7 +109,7 @@ def pair_forces():
 
 
 def launch_forces(context, ab, functions, z, parts, out):
-    """Derivatives by x, y and z of A and of B of the primitive pairs of a task, (nprim, 6) into `out`.
+    """Derivatives by x, y and z of A and of B of the primitive pairs of a task, (6, nprim) into `out`.
 
     Parameters
     ----------

@@ -128,7 +128,7 @@ def test_forces_of_pairs(ls, nprim, nctr, pure):
         z[..., -1, :, :][..., order[-8:] < 0] = np.nan
         out = context.pool.get(6 * ab.nprim)
         launch_forces(context, ab, hermite_facts(width), (sent(context, z), ab.first_prim, ab.nprim, rows), parts, out)
-        found = host_array(out, "float64")[: 6 * ab.nprim].reshape(ab.nprim, 6).copy()
+        found = host_array(out, "float64")[: 6 * ab.nprim].reshape(6, ab.nprim).T.copy()
     assert machine.kernels >= {"pair_forces"}
     functions, triples = functions_of(host)
     place = {p: n for n, p in enumerate(order.tolist()) if p >= 0}
