@@ -169,14 +169,14 @@ class HostForces:
         """
         found = [np.zeros((len(this.pairs), 6)) for this in self.lists]
         left_out, quartets, most = np.zeros(2), 0, self.check_memory(backend, 3 * densities.nbytes)
-        for terms in divided(densities, norms, coulomb, exchange):
+        for d, of_blocks, j, k in divided(densities, norms, coulomb, exchange):
             for these in self.batches(backend, range(len(self.lists))):
                 lists = Lists(self.basis.ao_loc)
-                numbers, *tables = self.tables(lists, these, None if terms[3].any() else terms[0][0])
+                numbers, *tables = self.tables(lists, these, None if k.any() else d[0])
                 work = [self.work_of(this, these) for this in self.lists]
                 threads = int(max(1, min(most, sum(map(np.sum, work)) // THREAD_WORK)))
                 tasks = self.tasks(work, threads, part, parts)
-                arguments = *tables, numbers, tolerance, (terms[0], *terms[2:], terms[1], terms[1].max(axis=2))
+                arguments = *tables, numbers, tolerance, (d, j, k, of_blocks, of_blocks.max(axis=2))
                 quartets += self.threads(backend, tasks, threads, arguments, found, left_out, report)
         return self.by_centres(found), quartets, left_out
 
@@ -296,7 +296,7 @@ class HostForces:
         return 8 * LANES * vectors + 24 * max(most_u, most_gamma) + max(Z_BYTES, 8 * most_z)
 
     def check_memory(self, backend, of_densities=0):
-        """How many threads there is memory for; MemoryLimitError, before anything is allocated, if for none."""
+        """How many threads there is memory for; MemoryLimitError if for none, before Z, H and tables are allocated."""
         need = self.workspace_bytes()
         whole = need + of_densities + max(backend.hermite_bytes(this.pairs) for this in self.lists)
         if whole > backend.memory_left():

@@ -33,6 +33,8 @@ from md4.plan import even_pieces, own_ranges
 from md4.shells.schwarz import block_norms, exchange_norms
 from md4.shells.shell_pairs import ordered_pairs
 
+# Primitive pairs of the bra for which U of all ket pairs is made where it can: W is read and written for each chunk.
+FEW_PRIMS = 32
 # Share of the memory that may be used, of W and of H of derivatives of some bra pairs.
 W_SHARE = 0.3
 
@@ -184,7 +186,7 @@ class DeviceDerivatives:
             counts = (len(ket) - np.searchsorted(of_ket.highest, limits)).astype(np.int32)
             of_bra, both = self.forces.sent(context, counts), (aos, first_aos(context, ket, self.basis))
             ket.h(bra_form(context.unit, ket.facts))  # before what is left is divided
-            for ab, cd in chunks(bra, ket, counts, context.pool.share(CHUNK_BYTES)):
+            for ab, cd in chunks(bra, ket, counts, context.pool.share(CHUNK_BYTES), FEW_PRIMS):
                 self.add_chunk(both, ab, cd, of_ket.members, of_bra, densities, of_w)
         for derivatives, by_b in ((OF_A, False), (OF_B, True)):
             derived = bra.derived(derivatives)

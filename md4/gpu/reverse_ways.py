@@ -216,10 +216,11 @@ def parts_of(ab):
     return min(REVERSE.most_parts, -(-FEWEST_BLOCKS // max(1, blocks)))
 
 
-def chunks(bra, ket, counts, budget):
+def chunks(bra, ket, counts, budget, prims=REVERSE.few_prims):
     """Slices (ab, cd) of a rectangle whose r and U take about `budget` bytes, without ket pairs that never count.
 
-    `counts` says with how many ket pairs each bra pair counts.
+    `counts` says with how many ket pairs each bra pair counts. As few slices of the ket list are made as allow so many
+    primitive pairs of the bra.
     """
     hermite = hermite_of(bra.facts)
     np8, stride = blocks_of_8(hermite.nherm), r_stride_of(ket.facts, hermite)
@@ -233,7 +234,7 @@ def chunks(bra, ket, counts, budget):
 
     if most == 0 or bra.nprim == 0 or of_ket[most] == 0:
         return
-    pieces = -(-numbers(0, most) * min(bra.nprim, REVERSE.few_prims) // budget)
+    pieces = -(-numbers(0, most) * min(bra.nprim, prims) // budget)
     edges = np.unique(np.linspace(0, most, min(most, pieces) + 1).astype(int)).tolist()
     for first, last in pairwise(edges):
         room = max(1, budget // max(1, numbers(first, last)))

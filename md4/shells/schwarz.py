@@ -27,23 +27,29 @@ def row_norms(diagonal):
     return np.sqrt(np.maximum(positive.sum(axis=2).max(axis=1), positive.sum(axis=1).max(axis=1)))
 
 
-def block_norms(basis, densities, in_threads=None):
-    """|D_ab| of the blocks of each density, shape (n, nshell, nshell), by `md4.cpu.threads.in_threads` if given."""
+def in_turn(count, work, elements):
+    """work(0), ..., work(count - 1), one after the other; see `md4.cpu.threads.in_threads`."""
+    for n in range(count):
+        work(n)
+
+
+def block_norms(basis, densities, run=in_turn):
+    """|D_ab| of the blocks of each density, shape (n, nshell, nshell).
+
+    `run` calls a function of each piece of the rows: `in_turn`, or `md4.cpu.threads.in_threads` for large matrices.
+    """
     found, first = np.empty((len(densities), basis.nshell, basis.nshell)), basis.ao_loc[:-1]
     pieces = -(-basis.nshell // SHELLS)
 
     def rows(n):
-        some, end = slice(n * SHELLS, (n + 1) * SHELLS), min((n + 1) * SHELLS, basis.nshell)
+        s, piece = divmod(n, pieces)
+        begin, end = piece * SHELLS, min((piece + 1) * SHELLS, basis.nshell)
+        out = found[s, begin:end]
         with np.errstate(over="ignore"):
-            of_columns = np.add.reduceat(densities[:, first[some.start] : basis.ao_loc[end]] ** 2, first, axis=2)
-            np.add.reduceat(of_columns, first[some] - first[some.start], axis=1, out=found[:, some])
-            np.sqrt(found[:, some], out=found[:, some])
+            of_columns = np.add.reduceat(densities[s, first[begin] : basis.ao_loc[end]] ** 2, first, axis=1)
+            np.sqrt(np.add.reduceat(of_columns, first[begin:end] - first[begin], axis=0, out=out), out=out)
 
-    if in_threads is None:
-        for n in range(pieces):
-            rows(n)
-    else:
-        in_threads(pieces, rows, densities.size)
+    run(len(densities) * pieces, rows, densities.size)
     return found
 
 

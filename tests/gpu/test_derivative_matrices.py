@@ -90,23 +90,29 @@ def launched(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("name, value, shapes", [
-    ("derivative_matrices.CHUNK_BYTES", 1, [[1, 1, 1, 1]] * 9),
-    ("derivative_matrices.W_SHARE", 1e-12, [[1, 3, 1, 1]] * 3), ("kernels.half_exchange.MOST_WARPS", 2, [[3, 3, 3, 1]]),
-    ("kernels.half_exchange.HELD", (16,), [[1, 1, 1, 1]]),
-], ids=["chunks", "pieces", "launches", "functions"])  # fmt: skip
-def test_what_is_divided(name, value, shapes, launched, monkeypatch):
+WHOLE = [[3, 3, 1, 1]]
+
+
+@pytest.mark.parametrize("name, value, shells, whole, parts", [
+    ("derivative_matrices.CHUNK_BYTES", 1, ((0, 0),), WHOLE, [[1, 1, 1, 1]] * 9),
+    pytest.param(
+        "derivative_matrices.CHUNK_BYTES", 1, ((1, 1),), WHOLE, [[1, 1, 1, 1]] * 9, marks=pytest.mark.thorough
+    ),
+    ("derivative_matrices.W_SHARE", 1e-12, ((0, 0),), WHOLE, [[1, 3, 1, 1]] * 3),
+    ("kernels.half_exchange.MOST_WARPS", 2, ((0, 0),), WHOLE, [[3, 3, 3, 1]]),
+    ("kernels.half_exchange.HELD", (16,), ((1,), 2, 2), [[1, 1, 1, 2]], [[1, 1, 1, 1]]),
+], ids=["chunks", "chunks of p", "pieces", "launches", "functions"])  # fmt: skip
+def test_what_is_divided(name, value, shells, whole, parts, launched, monkeypatch):
     """A quartet at a time, or a bra pair, or a part of their functions."""
-    functions = "HELD" in name
     with running():
-        made, dm = made_by(basis_of((1,), 2, 2) if functions else basis_of((0, 0)))
+        made, dm = made_by(basis_of(*shells))
         right = made.run(dm, True, True, 0.0)
-        assert launched == ([[1, 1, 1, 2]] if functions else [[3, 3, 1, 1]])
+        assert launched == whole
         monkeypatch.setattr(f"md4.gpu.{name}", value)
         launched.clear()
         for mine, theirs in zip(made.run(dm, True, True, 0.0), right):
             np.testing.assert_allclose(mine, theirs, rtol=0, atol=3e-15 * abs(theirs).max())
-    assert launched == shapes
+    assert launched == parts
 
 
 def test_pairs_of_as_many_primitives(launched):

@@ -5,7 +5,7 @@ import pytest
 from pair_lists import s_and_p
 
 from md4.cpu.threads import in_threads
-from md4.shells.schwarz import GradientBounds, block_norms, exchange_norms, row_norms
+from md4.shells.schwarz import GradientBounds, block_norms, exchange_norms, in_turn, row_norms
 
 
 def test_row_norms():
@@ -27,14 +27,16 @@ def test_gradient_bounds():
     np.testing.assert_allclose(made.derivative, [20.0, 80.0, 60.0, 80.0])
 
 
-@pytest.mark.parametrize("shells, threads", [(1, None), (2, in_threads), (6, None), (32, None), (1, in_threads)])
-def test_norms_of_blocks(shells, threads, monkeypatch):
+@pytest.mark.parametrize("run", [in_turn, in_threads])
+@pytest.mark.parametrize("shells", [1, 2, 6, 32])
+def test_norms_of_blocks(shells, run, monkeypatch):
     """And the largest of each shell with the shells of some pairs, whose second index they are."""
     monkeypatch.setattr("md4.shells.schwarz.SHELLS", shells)
     monkeypatch.setattr("md4.cpu.threads.THREAD_ELEMENTS", 1)
+    monkeypatch.setattr("md4.cpu.threads.number_of_threads", lambda: 3)
     basis = s_and_p(2, 3, [1])
     dm = np.random.default_rng(0).normal(size=(2, basis.nao, basis.nao))
-    found = block_norms(basis, dm, threads)
+    found = block_norms(basis, dm, run)
     ends = list(zip(basis.ao_loc[:-1], basis.ao_loc[1:]))
     want = [[[np.linalg.norm(d[a:b, c:e]) for c, e in ends] for a, b in ends] for d in dm]
     np.testing.assert_allclose(found, want, rtol=1e-13)

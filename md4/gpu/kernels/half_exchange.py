@@ -38,8 +38,9 @@ from md4.gpu.kernels.reverse_sums import FunctionPairs
 from md4.gpu.staircases import hermite_order
 from md4.gpu.tiles import blocks_of_8
 
-EIGHTS = 8  # blocks of 8 p of an l that a warp has, at most: an even number
-HELD = (16, 12)  # warps that a multiprocessor is to hold at once, by blocks of 8 functions of i and j
+EIGHTS = 8  # blocks of 8 p of an l that a warp has at most; `of_first_lanes` and `half_exchange` list them one by one
+# Warps that a multiprocessor is to hold at once, if each has one block of 8 functions of i and j, or two, the most.
+HELD = (16, 12)
 MOST_WARPS = (1 << 31) - 1  # of a launch, whose numbers are divided as 32-bit integers
 THREADS = 128  # of a block, for sums with H
 WARPS = THREADS // 32
@@ -105,8 +106,8 @@ def make_add_rows(blocks, wide):
     """Intrinsic (sums, columns, own, rows, steps, d, count) -> sums, of two rows of U of each lane.
 
     The sums += U times D for the first `count` columns, that is, blocks of 8 p of an l: two of them are a fragment of
-    16 rows. U of the lane's p and row m has the address columns[n] + rows[m] + own[n] steps[m]. `wide`: m16n8k8
-    instructions, else m8n8k4.
+    16 rows. An odd number of them comes with the next one, which must be in U, too. U of the lane's p and row m has the
+    address columns[n] + rows[m] + own[n] steps[m]. `wide`: m16n8k8 instructions, else m8n8k4.
     """
     tile, mma = tuple_of(FP64, 2 * blocks * EIGHTS), mma_16x8x8 if wide else mma_by_halves
     bytes_of = tuple_of(i64, EIGHTS), tuple_of(i32, EIGHTS), tuple_of(i64, 2), tuple_of(i32, 2)
@@ -247,6 +248,8 @@ def half_exchange(blocks, unit):
         shell = rest - pair * nshell
         first, last = primitives(ab, pair)
         ncol = (last - first) * u.nq8
+        if piece * most >= ncol * max(ket.na, ket.nb):
+            return
         low, end = shells.first[shell], shells.first[shell + 1]
         high = search(shells.members, low, end, min(i64(limits[bra.first + pair]), ket.first + u.npair), lane)
         if ket.first > 0:

@@ -63,6 +63,8 @@ SPILLS = {
     "reverse_lanes": 1200,  # 1192 on sm_100, 1180 on sm_90, 1128 on sm_80, for kets of (gs) and (fs), Coulomb's
     "reverse_fused": 270,  # 264 at one block of cd and six of ab on sm_90, mostly beside its products
     "derivative_norms": 12,  # 8 on sm_90
+    "half_exchange": 20,  # two blocks of functions on sm_80; 8 on sm_90
+    "exchange_derivatives": 60,  # on sm_100; 8 on sm_90
     "digest_mirrored": 160,  # 156 at tiles of 5 x (4 + 2) on sm_80, 144 at 3 x (6 + 4) on sm_100
 }
 
