@@ -100,7 +100,9 @@ WHOLE = [[3, 3, 1, 1]]
     ),
     ("derivative_matrices.W_SHARE", 1e-12, ((0, 0),), WHOLE, [[1, 3, 1, 1]] * 3),
     ("kernels.half_exchange.MOST_WARPS", 2, ((0, 0),), WHOLE, [[3, 3, 3, 1]]),
-    ("kernels.half_exchange.HELD", (16,), ((1,), 2, 2), [[1, 1, 1, 2]], [[1, 1, 1, 1]]),
+    pytest.param(
+        "kernels.half_exchange.HELD", (16,), ((1,), 2, 2), [[1, 1, 1, 2]], [[1, 1, 1, 1]], marks=pytest.mark.thorough
+    ),
 ], ids=["chunks", "chunks of p", "pieces", "launches", "functions"])  # fmt: skip
 def test_what_is_divided(name, value, shells, whole, parts, launched, monkeypatch):
     """A quartet at a time, or a bra pair, or a part of their functions."""
@@ -158,6 +160,7 @@ def test_parts_of_the_terms():
         assert_same([sum(of_all) for of_all in zip(*parts)], made.run(dm, True, True, 0.0))
 
 
+@pytest.mark.sample("0")
 @pytest.mark.parametrize("seed", range(3))
 def test_what_is_left_out(seed):
     """By the blocks of D that belong to it."""
