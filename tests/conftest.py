@@ -90,7 +90,6 @@ def cpu_seconds():
     return sum(os.times()[:4]) - (COMPILING.duration if COMPILING.done else 0.0)
 
 
-@cache
 def count_seconds():
     """CPU time of counting to two million, the least of three, as a measure of the machine."""
     found = []
@@ -100,6 +99,14 @@ def count_seconds():
             total += number
         found.append(process_time() - start)
     return min(found)
+
+
+first_count = cache(count_seconds)
+
+
+def takes_long(spent):
+    """Whether so much CPU time is more than a test may take, by the speed of the machine before and now."""
+    return spent > MOST_COUNTS * first_count() and spent > MOST_COUNTS * count_seconds()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -115,7 +122,7 @@ def pytest_runtest_makereport(item, call):
     spent = cpu_seconds() - item.stash.get(STARTED, inf)
     may = any(map(item.get_closest_marker, ("thorough", "slow", "gpu")))
     asked = item.config.getoption("--costs") and call.when == "teardown" and not may
-    if asked and spent > MOST_COUNTS * count_seconds():
+    if asked and takes_long(spent):
         report.outcome = "failed"
         report.longrepr = f"{spent:.1f} CPU seconds: make it cheaper, or mark it as `thorough` (see CONTRIBUTING.md)"
     return report
