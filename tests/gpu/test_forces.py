@@ -110,6 +110,7 @@ def test_j_apart(count, options, passes, apart):
     assert count == passes * every
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("call", [
     lambda jk, dm: jk.gradient(dm, tolerance=0), lambda jk, dm: np.array(jk.derivative_jk(dm, tolerance=0)),
 ], ids=["forces", "matrices"])  # fmt: skip
@@ -212,6 +213,7 @@ def test_j_alone_in_single_precision(call, monkeypatch):
     assert 1e-10 < abs(ours - right).max() / abs(right).max() < 1e-6
 
 
+@pytest.mark.thorough
 def test_where_primitives_cancel(monkeypatch):
     """Quartets whose bound would leave them to single precision, and whose terms are much larger, are in double."""
     monkeypatch.setattr(hermite_coulomb, "FEWEST_SINGLES", 0)
