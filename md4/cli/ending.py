@@ -56,8 +56,9 @@ def writing(name):
 class HeldSignals:
     """Signals that arrive inside the block are handled at its end, or at `check`.
 
-    An exception of a handler is lost if it is raised inside a callback of a C library (h5py has many), and it may
-    interrupt the cleaning up after another exception. Only signals with a handler in Python are held.
+    An exception of a handler is lost if it is raised inside a callback of a C library or of a weak reference (h5py has
+    many of both, of the latter when its objects are freed), and it may interrupt the cleaning up after another
+    exception. Only signals with a handler in Python are held.
     """
 
     def __enter__(self):

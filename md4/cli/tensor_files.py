@@ -178,13 +178,19 @@ class H5File:
 
     def write(self, eri):
         """Writes the tensor to a copy of the file, which then replaces the file."""
-        with HeldSignals() as signals, self.copied() as beside, self.changed(beside) as file:
+        with HeldSignals() as signals:
+            self.write_copy(eri, signals)
+
+    def write_copy(self, eri, signals):
+        """As `write`. At its end objects of h5py are gone, whose weak references have callbacks, while signals wait."""
+        with self.copied() as beside, self.changed(beside) as file:
             write_rows(self.new_dataset(file, DATASET, eri.shape), eri, signals)
 
     @contextmanager
     def copied(self):
         """Path of a copy of the file, which replaces the file when the block ends."""
-        self.checked()
+        with HeldSignals():
+            self.checked()
         with replacing(self.path) as beside:
             if self.old_size():
                 shutil.copyfile(self.path, beside)
@@ -210,10 +216,15 @@ class H5File:
     def begun(self, shapes):
         """As `NpyFile.begun`, but the path is one for all."""
         with self.copied() as beside:
-            with self.changed(beside) as file:
-                for tensor, shape in shapes.items():
-                    self.new_dataset(file, tensor, shape)
+            with HeldSignals():
+                self.add_datasets(beside, shapes)
             yield beside
+
+    def add_datasets(self, beside, shapes):
+        """Empty datasets of `shapes`, both by name, in the copy of the file."""
+        with self.changed(beside) as file:
+            for tensor, shape in shapes.items():
+                self.new_dataset(file, tensor, shape)
 
     @contextmanager
     def opened(self, beside, comm=None, tensor=DATASET):

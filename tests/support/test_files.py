@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -172,6 +173,35 @@ def test_signals_at_any_moment(target, number):
         assert np.array_equal(found, OLD) or np.array_equal(found, NEW)
         if number != signal.SIGKILL:
             assert os.listdir(target.parent) == [target.name]
+
+
+@pytest.mark.parametrize("step", ["write", "begun"])
+def test_signals_wait_for_callbacks_of_weak_references(tmp_path, step):
+    """Exceptions are lost in these callbacks, so no signal that arrives in one may be handled there."""
+    pytest.importorskip("h5py")
+    path = str(tmp_path / "a.h5")
+    tensor_file(path, OLD.nbytes).write(OLD)
+    file, handled, before, after = tensor_file(path, OLD.nbytes), [], [], []
+
+    def profile(frame, event, _):
+        if event == "call" and frame.f_code.co_filename == weakref.__file__ and frame.f_code.co_name == "remove":
+            before.append(len(handled))
+            signal.raise_signal(signal.SIGTERM)
+            after.append(len(handled))
+
+    handler = signal.signal(signal.SIGTERM, lambda *_: handled.append("handled"))
+    try:
+        sys.setprofile(profile)
+        if step == "write":
+            file.write(OLD)
+        else:
+            with file.begun({"eri": OLD.shape}):
+                pass
+    finally:
+        sys.setprofile(None)
+        signal.signal(signal.SIGTERM, handler)
+    assert before == after
+    assert len(handled) == len(before) > 0
 
 
 def test_h5_keeps_everything_else(target):
