@@ -23,11 +23,12 @@ from numba.cuda.extending import _Intrinsic
 import md4.gpu
 from emulator.intrinsics import called
 from emulator.machine import WARP_BARRIER, DeviceFault, Machine, Memory
-from md4.gpu import compile, context
+from md4.gpu import compile, context, hermite_coulomb
 from md4.gpu.backend import GpuBackend
 from md4.gpu.buffers import Buffer
 from md4.gpu.device_code import types
 from md4.gpu.dlpack import DeviceArray
+from md4.gpu.kernels import hermite_scales
 
 SUCCESS = driver.CUresult.CUDA_SUCCESS
 # A capability that takes each arithmetic unit.
@@ -39,6 +40,9 @@ MOST_SHARED = {(7, 0): 96 << 10, (8, 0): 163 << 10, (9, 0): 227 << 10}
 UNBOUNDED_THREADS = 256
 # Handles of the streams of a device begin at its number times this.
 STREAMS = 1000
+# Blocks that share a sum over all Hermite functions of a degree. A GPU has 128: nearly all would be idle here, and take
+# most of the time of J.
+NORM_BLOCKS = 3
 # Whether a race is an error, which makes kernels three times as slow (see tests/conftest.py).
 RACES = False
 
@@ -516,6 +520,8 @@ def running(unit="dmma16", late=(), devices=1):
         for value, stand_in in python.items():
             for module, name in holders(value):
                 stack.enter_context(patch.object(module, name, stand_in))
+        for module in (hermite_coulomb, hermite_scales):
+            stack.enter_context(patch.object(module, "BLOCKS", NORM_BLOCKS))
         stack.enter_context(patch.object(DeviceArray, "copy_to_host", copied_to_host(queues), create=True))
         stack.enter_context(patch.object(GpuBackend, "compile_ahead", lambda *_, **__: None))
         stack.enter_context(patch.object(_Intrinsic, "__call__", lambda self, *args: called(self, machine, args)))

@@ -74,7 +74,7 @@ def test_shells(name, way):
     assert abs(ours.sum(axis=0)).max() < 1e-13 * abs(ours).max()
 
 
-@pytest.mark.sample("lanes-closed*", "lanes-two spins-{'coulomb': 0.0*", "*-closed*0.3*")
+@pytest.mark.sample("lanes-closed*long_range*", "lanes-two spins-{'coulomb': 0.0*", "*-closed*0.3*")
 @pytest.mark.parametrize("options", [
     {"exchange": 0.0}, {"coulomb": 0.0}, {"coulomb": 0.3, "exchange": -2.0}, {"omega": 0.4}, {"omega": -0.4},
     {"exchange": 0.2, "long_range": (0.4, 0.6)},
@@ -545,6 +545,7 @@ def test_the_same_bits(way):
             np.testing.assert_array_equal(found, first)
 
 
+@pytest.mark.sample("lanes-True", "fused-False")
 @pytest.mark.parametrize("batches", [True, False])
 def test_late_streams_with_j_apart(batches, apart, way, monkeypatch):
     """J begins behind all tracks, and tracks behind J where there are more batches of kets."""
