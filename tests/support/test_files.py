@@ -1,3 +1,4 @@
+import gc
 import os
 import resource
 import signal
@@ -190,6 +191,8 @@ def test_signals_wait_for_callbacks_of_weak_references(tmp_path, step):
             after.append(len(handled))
 
     handler = signal.signal(signal.SIGTERM, lambda *_: handled.append("handled"))
+    gc.collect()  # what other tests have left
+    gc.disable()
     try:
         sys.setprofile(profile)
         if step == "write":
@@ -199,6 +202,7 @@ def test_signals_wait_for_callbacks_of_weak_references(tmp_path, step):
                 pass
     finally:
         sys.setprofile(None)
+        gc.enable()
         signal.signal(signal.SIGTERM, handler)
     assert before == after
     assert len(handled) == len(before) > 0
