@@ -2,10 +2,11 @@
 
 The product is that of `md4.gpu.kernels.two_products`, with the same operands and result. One primitive pair is little
 work there, which must not wait for copies and barriers. So a panel of H is in shared memory as a whole, and so are the
-words that say where [p|q] is in r, for all primitive pairs of a bra pair. A block of threads goes on in *steps*, with a
-barrier and copies that were begun a step or more before. A contracted bra pair has a step for each primitive pair, with
-H and r of its own, and the block has as many columns as its warps' tiles. Else the panel stays, and a step is one of
-several blocks of columns, with r of its own.
+words that say where [p|q] is in r, for all primitive pairs of a bra pair. A block of threads takes several blocks of
+columns, as many as its warps' tiles have each, and goes on in *steps*, with a barrier and copies that were begun a step
+or more before. A step is one of these blocks of columns, with r of its own, and the panel stays. With a contracted bra
+pair it is one of the pair's primitive pairs with such a block, with H and r of its own; where there are many of these,
+a block of threads has one block of columns.
 """
 
 
@@ -35,7 +36,7 @@ from md4.gpu.tiles import blocks_of_8
 from md4.gpu.tuning import SHARED_BYTES
 
 PANEL_BYTES = 64 << 10  # most bytes of a panel of an uncontracted bra
-PANEL_GROUPS = 8  # blocks of columns that a block of threads takes one after the other then, about
+STEPS = 8  # of a block of threads, about; a contracted pair may have more
 CONTRACTED_ROWS = 5  # most blocks of 8 functions ab of contracted bras
 # Of these for 1, 2, ... blocks of 8 rows: blocks of 8 columns of a warp; blocks of threads that share a multiprocessor;
 # whether [p|q] is gathered a step ahead; primitive pairs whose H and r shared memory has room for.
@@ -71,6 +72,30 @@ def make_counted_blocks(columns):
     return counted_blocks
 
 
+def next_that_counts(begin, counted, stride, ncol):
+    """The first columns from `begin` on that count, or what is behind the last, and their bits (device function)."""
+    while begin < ncol and counted & 1 == 0:
+        begin, counted = begin + stride, i32(counted >> 1)
+    return begin, counted
+
+
+def make_following(contracted):
+    """Device function: the step after that of the primitive pair `prim`, of `prims`, and the columns from `begin` on.
+
+    `counted` are the bits of `make_counted_blocks` from these columns on.
+    """
+    that_counts = jit_device(next_that_counts)
+
+    @jit_device
+    def following(begin, counted, prim, prims, stride, ncol):
+        if contracted and prim + 1 < prims:
+            return begin, counted, prim + 1
+        begin, counted = that_counts(begin + stride, i32(counted >> 1), stride, ncol)
+        return begin, counted, i64(0)
+
+    return following
+
+
 def make_fetch(rows8, columns, threads, contracted):
     """Device function: a block of threads starts to copy r of a step, behind H if it is that of a `contracted` bra.
 
@@ -101,6 +126,7 @@ def whole_panel(rows8, nt, warps, stages, blocks, ahead, unit, turned, contracte
     copy, fetch = make_copy_range(threads), make_fetch(rows8, columns, threads, contracted)
     wait, lane_place = make_wait_copies(stages - 2), jit_device(Lane(rows8, nt, turned).place())
     clear, primitives = jit_device(clear_end), jit_device(primitives_of)
+    that_counts, following = jit_device(next_that_counts), make_following(contracted)
 
     def kernel(
         panel: Panel, bra: PairRange, levels: Levels, r: HermiteIntegrals, kets: i64, words: F64, abq: HalfTransformed,
@@ -113,51 +139,54 @@ def whole_panel(rows8, nt, warps, stages, blocks, ahead, unit, turned, contracte
         lane, warp = tid & 31, tid >> 5
         pair, part = i64(cuda.blockIdx.x) // parts, i64(cuda.blockIdx.x) % parts
         n, last = primitives(bra, pair)
-        live, row, ncol = last > n, n - bra.first_prim, r.nket * abq.nq8
-        begin, stride = part * columns, parts * columns
-        counted = counted_blocks(ket, limits, bra.first + pair, begin, stride, ncol, abq.nq8, lane)
-        if contracted and counted & 1 == 0:
+        live, row, ncol, stride = last > n, n - bra.first_prim, r.nket * abq.nq8, parts * columns
+        counted = counted_blocks(ket, limits, bra.first + pair, part * columns, stride, ncol, abq.nq8, lane)
+        # of a step the first column, the bits from there on, and the number of its primitive pair
+        begin, counted = that_counts(part * columns, counted, stride, ncol)
+        if begin >= ncol:
             return
+        prim, prims = i64(0), i64(1)
+        if contracted:
+            prims = max(last - n, i64(1))
         copy(shared, words, 0, words.size, tid)
         h_address, h_bytes = shared + 8 * words.size, panel.steps * (rows8 * 512)
-        ring, stage_bytes, steps = h_address, h_bytes + 8 * kets * r.stride, max(last - n, i64(1))
+        ring, stage_bytes = h_address, h_bytes + 8 * kets * r.stride
         if not contracted:
-            ring, stage_bytes, steps = ring + h_bytes, stage_bytes - h_bytes, (ncol - begin + stride - 1) // stride
+            ring, stage_bytes = ring + h_bytes, stage_bytes - h_bytes
             if live:
                 copy(h_address, panel.h, n * (h_bytes // 8), h_bytes // 8, tid)
+        # the step that is copied next
+        coming, of_coming, further = begin, counted, i64(0)
         for step in range(stages - 1):
-            if live and step < steps:
-                further = i64(step) if contracted else i64(0)
-                coming = begin if contracted else begin + step * stride
+            if live and coming < ncol:
                 fetch(ring + step * stage_bytes, panel, n + further, r, row + further, coming, abq.nq8, tid)
             commit_copies()
+            coming, of_coming, further = following(coming, of_coming, further, prims, stride, ncol)
         tile, slot, words_address, words_step = empty(), 0, i32(shared + 4 * lane), abq.nq8 * 128
         lane_row, lane_q = lane_place(lane)
-        for step in range(steps):
+        while begin < ncol:
             wait()
             cuda.syncthreads()
-            if live and step + stages - 1 < steps:
+            if live and coming < ncol:
                 free = ring + (slot + stages - 1 if slot == 0 else slot - 1) * stage_bytes
-                further = step + stages - 1 if contracted else i64(0)
-                coming = begin if contracted else begin + (stages - 1) * stride
                 fetch(free, panel, n + further, r, row + further, coming, abq.nq8, tid)
             commit_copies()
+            coming, of_coming, further = following(coming, of_coming, further, prims, stride, ncol)
             here, column = ring + slot * stage_bytes, begin + warp * nt
             if contracted:
                 h_address, here = here, here + h_bytes
-            if live and (contracted or counted & 1):
+            if live:
                 state = column_state(column, ncol, quotient(begin, abq.nq8), abq.nq8, r.stride)
                 tile = products(
                     tile, i32(h_address + 16 * lane), rows8 * 512, words_address, words_step, i32(here), state,
                     levels.ends, panel.steps,
                 )  # fmt: skip
             slot = slot + 1 if slot + 1 < stages else 0
-            if not contracted or step + 1 == steps:
-                many = ncol - column if counted & 1 else i64(0)
+            if not contracted or prim + 1 == prims:
                 destination = (column * abq.npair + pair) * abq.nab * 8 + lane_q
-                store(tile, abq.numbers, destination, abq.npair * abq.nab * 8, many, levels.rows, lane_row)
-            if not contracted:
-                tile, begin, counted = empty(), begin + stride, i32(counted >> 1)
+                store(tile, abq.numbers, destination, abq.npair * abq.nab * 8, ncol - column, levels.rows, lane_row)
+                tile = empty()
+            begin, counted, prim = following(begin, counted, prim, prims, stride, ncol)
 
     return Kernel(kernel, (threads, blocks))
 
@@ -192,9 +221,9 @@ def serves(unit, bra, ket):
     return small and rows <= tile.rows8 and shared <= SHARED_BYTES
 
 
-def parts_of(ncol, columns, contracted):
-    """Blocks that share the columns of one pair: of contracted pairs one for each block of columns."""
-    return -(-ncol // columns) if contracted else max(1, ncol // (columns * PANEL_GROUPS))
+def parts_of(ncol, columns, prims):
+    """Blocks of threads that share the columns of a pair; `prims` primitive pairs of a contracted one, as a mean."""
+    return max(1, ncol // (columns * STEPS)) if prims <= 1 else -(-ncol // (columns * max(1, int(STEPS / prims))))
 
 
 def bra_launcher(context, bra, ket):
@@ -210,7 +239,7 @@ def bra_launcher(context, bra, ket):
 
     def launch(context, h, ab, cd, r, abq, limits):
         npair, nket = ab.npair, cd.nprim
-        parts = parts_of(nket * nq8, columns, contracted)
+        parts = parts_of(nket * nq8, columns, ab.nprim / max(1, npair) if contracted else 1)
         context.launch(
             variant, parts * npair, threads, shared,
             (h, rows8, steps), pair_range(ab), levels, (r, stride, nket), kets, words, (abq, nq8, npair, nab),

@@ -56,8 +56,9 @@ SPILLS = {
     "fused_wide": 180,  # 176 at two fragments of rows a warp and six blocks of cd, on sm_100; 152 at most on sm_90
     "bra_transform": 76,  # 72 turned, eleven blocks of rows and four of columns, on sm_80; 40 at most on sm_90
     "correlation_by_threads": 300,  # 292 for erfc at (2, 1) and (1, 1) in FP64 on sm_90; Coulomb's 144 at (5, 4)
-    # 136 at (7, 3) on sm_90 since addends are checked, which costs no time (bench/LAB_NOTES.md)
-    "correlation_by_warps": 140,
+    # 380 at (12, 4) in a plane, 208 at (8, 5) otherwise, on sm_90; 52 before addends were checked, which costs no time
+    # (bench/LAB_NOTES.md)
+    "correlation_by_warps": 390,
     "whole_panel": 240,  # 232 of contracted bras at four blocks of rows on sm_100; 28 at most on sm_90
     "ket_transform": 130,  # turned, on sm_100: 128 at seven blocks of rows and six of columns
     "digest_rows": 100,  # at tiles of 5 x 7 on sm_100, 60 at 7 x 3 on sm_90

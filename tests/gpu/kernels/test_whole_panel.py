@@ -16,7 +16,7 @@ LS = (1, 1, 1, 0)
 
 @pytest.fixture(autouse=True)
 def narrow(monkeypatch):
-    """Tiles of few columns, so that a block of threads has several steps where bras are not contracted."""
+    """Tiles of few columns, so that a block of threads has several blocks of them."""
     tile_of = whole_panel.panel_tile
     monkeypatch.setattr(whole_panel, "panel_tile", lambda *args: tile_of(*args)._replace(nt=2, warps=2))
 
@@ -47,9 +47,10 @@ def check(basis, bra, ket, counts=None, by_ket=False):
 @pytest.mark.parametrize("nprim", [1, 2])
 def test_steps(nprim, groups, monkeypatch):
     """Blocks of columns that do not all have as many steps, the last one not full; primitive pairs of a bra."""
-    monkeypatch.setattr(whole_panel, "PANEL_GROUPS", groups)
+    prims = nprim * nprim
+    monkeypatch.setattr(whole_panel, "STEPS", groups * prims)
     basis, bra, ket, _ = sides(LS, nprim, 2, 21)
-    assert whole_panel.parts_of(21, 4, False) == (5 if groups == 1 else 1)
+    assert whole_panel.parts_of(21, 4, prims) == {(1, 1): 5, (1, 3): 1, (4, 1): 6, (4, 3): 2}[prims, groups]
     check(basis, bra, ket)
 
 
@@ -70,7 +71,7 @@ def test_limits(nprim, by_ket):
 @pytest.mark.thorough
 def test_more_blocks_than_bits(monkeypatch):
     """A block of threads with more than 31 steps; the later ones are said to count."""
-    monkeypatch.setattr(whole_panel, "PANEL_GROUPS", 100)
+    monkeypatch.setattr(whole_panel, "STEPS", 100)
     basis, bra, ket, _ = sides((1, 0, 1, 0), 1, 2, 131)
     check(basis, bra, ket, np.array([131, 126]))
 
