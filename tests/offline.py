@@ -34,8 +34,9 @@ from md4.gpu.kernels.bounds import launch_bounds
 from md4.gpu.kernels.derivative_norms import launch_derivative_norms
 from md4.gpu.kernels.digest_in_place import launch_in_place
 from md4.gpu.kernels.digestion import launch_digest, launch_mirrored
+from md4.gpu.kernels.exchange_derivatives import launch_exchange_derivatives
 from md4.gpu.kernels.gamma_table import launch_norms
-from md4.gpu.kernels.half_exchange import launch_exchange_derivatives, launch_half_exchange
+from md4.gpu.kernels.half_exchange import launch_half_exchange
 from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.select_quartets import Selected, launch_select
 from md4.gpu.kernels.unpack import launch_unpack

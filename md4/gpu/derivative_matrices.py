@@ -5,7 +5,8 @@
 **J** is made in the Hermite basis as J alone is (`md4.gpu.hermite_coulomb`): J^x_ij = sum_p H^{A_x}[ij, p] J_p.
 
 **K** needs no integrals of derivatives either. U[kl, p] = (p|kl) of a bra pair ij with all ket pairs are those of
-gradients (`md4.gpu.forces`), of one degree more than ij has, and with them (`md4.gpu.kernels.half_exchange`)
+gradients (`md4.gpu.forces`), of one degree more than ij has, and with them (`md4.gpu.kernels.half_exchange`,
+`exchange_derivatives`)
 
     W[p, j, l] = sum_k U[kl, p] D_jk          K^x_il = sum_{p,j} H^{A_x}[ij, p] W[p, j, l]
 
@@ -23,7 +24,8 @@ from md4.errors import MemoryLimitError
 from md4.gpu.h_layout import KET_STEPS
 from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
 from md4.gpu.kernels import half_exchange
-from md4.gpu.kernels.half_exchange import launch_exchange_derivatives, launch_half_exchange, members_of, shares
+from md4.gpu.kernels.exchange_derivatives import launch_exchange_derivatives
+from md4.gpu.kernels.half_exchange import launch_half_exchange, members_of, shares
 from md4.gpu.kernels.two_products import BEHIND, bra_form
 from md4.gpu.reverse_ways import chunks, hermite_of, rectangle_bytes
 from md4.gpu.tiles import blocks_of_8

@@ -27,16 +27,16 @@ def row_norms(diagonal):
     return np.sqrt(np.maximum(positive.sum(axis=2).max(axis=1), positive.sum(axis=1).max(axis=1)))
 
 
-def in_turn(count, work, elements):
+def one_by_one(count, work, elements):
     """work(0), ..., work(count - 1), one after the other; see `md4.cpu.threads.in_threads`."""
     for n in range(count):
         work(n)
 
 
-def block_norms(basis, densities, run=in_turn):
+def block_norms(basis, densities, run=one_by_one):
     """|D_ab| of the blocks of each density, shape (n, nshell, nshell).
 
-    `run` calls a function of each piece of the rows: `in_turn`, or `md4.cpu.threads.in_threads` for large matrices.
+    `run` calls a function of each piece of the rows: `one_by_one`, or `md4.cpu.threads.in_threads` for large matrices.
     """
     found, first = np.empty((len(densities), basis.nshell, basis.nshell)), basis.ao_loc[:-1]
     pieces = -(-basis.nshell // SHELLS)

@@ -5,7 +5,7 @@ import pytest
 from pair_lists import s_and_p
 
 from md4.cpu.threads import in_threads
-from md4.shells.schwarz import GradientBounds, block_norms, exchange_norms, in_turn, row_norms
+from md4.shells.schwarz import GradientBounds, block_norms, exchange_norms, one_by_one, row_norms
 
 
 def test_row_norms():
@@ -27,7 +27,7 @@ def test_gradient_bounds():
     np.testing.assert_allclose(made.derivative, [20.0, 80.0, 60.0, 80.0])
 
 
-@pytest.mark.parametrize("run", [in_turn, in_threads])
+@pytest.mark.parametrize("run", [one_by_one, in_threads])
 @pytest.mark.parametrize("shells", [1, 2, 6, 32])
 def test_norms_of_blocks(shells, run, monkeypatch):
     """And the largest of each shell with the shells of some pairs, whose second index they are."""

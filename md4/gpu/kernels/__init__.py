@@ -9,5 +9,5 @@
     J and K        digestion, digest_rows, digest_mirrored; select_quartets
     J alone        hermite_coulomb, coulomb_threads, hermite_scales
 
-Those of gradients, and of derivatives of K (half_exchange), are in the table of `docs/design.md`.
+Those of gradients, and of derivatives of K (half_exchange, exchange_derivatives), are in the table of `docs/design.md`.
 """
