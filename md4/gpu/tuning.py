@@ -15,12 +15,12 @@ class ReverseTuning:
 
     most_rows: int  # blocks of 8 rows of a block of threads
     most_warps: int  # warps of a block of threads
-    warps: int  # warps of a multiprocessor that have registers
     most_parts: int  # blocks of threads that divide the ket pairs of a chunk among them
     few_prims: int  # primitive pairs of the bra with which a chunk takes all ket pairs where it can
     most_fused: int  # most blocks of 8 rows of U and Z that a warp keeps, two blocks of columns each
     few_fused: int  # up to so many it keeps four blocks of columns
     most_words: int  # words that say where [q|p] is of a lane, up to which they are in registers
+    ends_together: tuple  # ends of kets of few functions, those of each member in one variant, the longest ones last
     registers: tuple  # of a thread, about, beside those of U, Z and one operand: with these words, and without
     least_warps: int  # warps that must share one by its shared memory
     steps: tuple  # (primitive quartets of a step, slots), the first for which shared memory has room
@@ -46,8 +46,9 @@ class ReverseTuning:
 
 
 REVERSE = ReverseTuning(
-    most_rows=8, most_warps=8, warps=8, most_parts=16, few_prims=512, most_fused=16, few_fused=7,
-    most_words=28, registers=(56, 104), least_warps=8, steps=((8, 2), (4, 2), (2, 2), (1, 2), (1, 1)),
+    most_rows=8, most_warps=8, most_parts=16, few_prims=512, most_fused=16, few_fused=7,
+    most_words=28, ends_together=(((1,), (2,), (3,)), ((1, 2), (2, 3)), ((2, 4, 5), (4, 4, 5))),
+    registers=(56, 104), least_warps=8, steps=((8, 2), (4, 2), (2, 2), (1, 2), (1, 1)),
     lane_bytes=16 << 10, lane_elements=1000, lane_doubles=40, lane_products=1000, lane_warps=5,
     fused_pieces=(32, 6000), lane_pieces=(256, 12000),
 )  # fmt: skip

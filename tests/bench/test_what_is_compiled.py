@@ -14,10 +14,10 @@ sys.path.insert(0, str(BENCH))
 
 from systems import System  # noqa: E402 a script beside the package
 
-# Variants on sm_90 for a warm-up (tensors, J and K, J alone), and for a first build of J and K. A change that needs
-# more has to be worth it, see 'What a new kernel has to win' in CONTRIBUTING.
+# Variants on sm_90 for a warm-up (tensors, J and K, J alone), for a first build of J and K, and how many gradients need
+# besides the warm-up. A change that needs more has to be worth it, see 'What a new kernel has to win' in CONTRIBUTING.
 COUNTS = {
-    "27waters/cc-pvtz": (383, 234), "8waters/cc-pvqz": (467, 282), "benzene/cc-pv5z": (563, 334),
+    "27waters/cc-pvtz": (383, 234, 108), "8waters/cc-pvqz": (467, 282, 187), "benzene/cc-pv5z": (563, 334, 279),
 }  # fmt: skip
 
 
@@ -26,11 +26,13 @@ COUNTS = {
 def test_what_is_compiled(name):
     basis = md4.Basis.from_mol(System.parse(name).mol())
     warm = asked_by_basis(basis, "coulomb", (9, 0), MEMORIES[:1])
+    forces = asked_by_basis(basis, "coulomb", (9, 0), MEMORIES[:1], forces=True)
     build = asked_by(lambda backend: make_build(backend, basis, 1, 1), "coulomb", (9, 0), MEMORIES[:1])
-    assert (len(warm), len(build)) == COUNTS[name]
+    assert (len(warm), len(build), len(forces) - len(warm)) == COUNTS[name]
+    assert set(warm) <= set(forces)
 
 
 def test_the_table_has_the_same_numbers():
     text = (BENCH / "RESULTS.md").read_text().split("## What is compiled")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| (\S+) \| (\d+) \| (\d+) \|", text, re.MULTILINE)
+    rows = re.findall(r"^\| (\S+) \| (\d+) \| (\d+) \| (\d+) \|", text, re.MULTILINE)
     assert {name: tuple(map(int, numbers)) for name, *numbers in rows} == COUNTS

@@ -304,16 +304,17 @@ def copy_async(to, source, live=None, to_offset=0, from_offset=0, filled=None, n
 
 
 @cache
-def make_copies(count, step):
+def make_copies(count, step, least=0):
     """Intrinsic (to, address, limit): the thread starts `count` copies of 16 bytes to shared memory.
 
-    Copy n goes from the global address + n step to `to` + n step, for n < limit; the others do nothing.
+    Copy n goes from the global address + n step to `to` + n step, for n < limit; the others do nothing. The limit is
+    `least` or more.
     """
 
     @word(None, i32, i64, OPEN)
     def copies(to, source, limit):
         for n in range(count):
-            copy_async(to, source, (limit, n), step * n, step * n)
+            copy_async(to, source, (limit, n) if n >= least else None, step * n, step * n)
 
     return copies
 

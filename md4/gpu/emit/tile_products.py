@@ -193,41 +193,45 @@ def make_staircase_products(rows8, nt, wide, turned, ahead, same=1):
 
 @cache
 def make_load_words(nt, steps):
-    """Intrinsic (words, column, ncol, lane) -> the lane's words of `nt` column fragments from `column` on, all steps.
+    """Intrinsic (words, column, ncol, count, lane) -> the lane's words of `nt` column fragments from `column` on.
 
-    Columns beyond `ncol`, which is below 2^31, take those of the last one.
+    Columns beyond `ncol`, which is below 2^31, take those of the last one, and so do steps beyond `count`.
     """
 
-    @word(tuple_of(INT, nt * steps), OPEN, *[i64] * 3)
-    def load_words(words, column, ncol, lane):
+    @word(tuple_of(INT, nt * steps), OPEN, *[i64] * 4)
+    def load_words(words, column, ncol, count, lane):
         values, base = [], words.at(lane, 4)
         for j in range(nt):
             c = (column + j).i32
             here = base + select(c < ncol.i32, c, ncol.i32 - 1).u64 * 128
-            for _ in range(steps):
+            for k in range(steps):
                 values.append(global_int(here))
-                here = here + ncol * 128
+                here = here + select(count > k + 1, ncol * 128, 0)
         return values
 
     return load_words
 
 
 @cache
-def make_known_products(rows8, nt, wide, ends):
-    """As `make_staircase_products` of a turned tile, whose `ends` are known, in code without loops.
+def make_known_products(rows8, nt, wide, cases):
+    """As `make_staircase_products` of a turned tile, in code without loops, for each of several known `ends`.
 
-    (tile, words, panel, r) -> tile, with the words of `make_load_words`.
+    (tile, words, panel, r, case) -> tile, with the words of `make_load_words`.
     """
-    tile, (multiply, blocks), steps = tile_kind(rows8, nt), tile_products(rows8, nt, wide, True), ends[-1]
+    tile, (multiply, blocks), most = tile_kind(rows8, nt), tile_products(rows8, nt, wide, True), cases[-1][-1]
 
-    @word(tile, tile, tuple_of(INT, nt * steps), i32, i32)
-    def known_products(c, words, panel, r):
-        for k in range(steps):
-            level = next(level for level, end in zip(reach_levels(blocks), ends) if k < end)
-            both = words[k::steps]
-            b = [shared_real(r + offset) for this in both for offset in (this & 65535, this >> 16)]
-            c = multiply(list(c), panel + 512 * rows8 * k, b, level)
-        return c
+    @word(tile, tile, tuple_of(INT, nt * most), i32, i32, i32)
+    def known_products(c, words, panel, r, case):
+        def products(ends):
+            sums = list(c)
+            for k in range(ends[-1]):
+                level = next(level for level, end in zip(reach_levels(blocks), ends) if k < end)
+                both = words[k::most]
+                b = [shared_real(r + offset) for this in both for offset in (this & 65535, this >> 16)]
+                sums = multiply(sums, panel + 512 * rows8 * k, b, level)
+            return sums
+
+        return by_number(case, cases, products)
 
     return known_products
 

@@ -70,7 +70,7 @@ def gamma_blocks(side_by_side):
 
     In blocks the cd are in the `order` of a tile's rows (`md4.gpu.staircases.row_table`). Several blocks are filled up
     by zeros, one has only what there is. Side by side there are zeros for one quartet more; a tile is
-    [ab][cd][32 quartets].
+    [cd][ab][32 quartets].
     """
     block_place, in_tile, more = jit_device(density_place), jit_device(tile_place), 1 if side_by_side else 0
     places, wait = jit_device(places_of), make_wait_copies(0)
@@ -129,7 +129,7 @@ def gamma_blocks(side_by_side):
                 ac_at, bc_at = i32(here + of_ac + 8 * (a * nc + c)), i32(here + of_bc + 8 * (b * nc + c))
                 ad_at, bd_at = i32(here + of_ad + 8 * a * nd), i32(here + of_bd + 8 * b * nd)
                 weight, place = load_shared(i32(weights_at + 8 * quartet)), in_tile(first + quartet, nab * ncd)
-                half_weight, place = weight * half_k, place + GROUP * nd * n
+                half_weight, step, place = weight * half_k, GROUP * nab, place + GROUP * (c * nd * nab + row)
                 c_left, b_left, turns, all_bd, row_ac = nc - c, nb - b, last - n, i32(8 * nb * nd), i32(8 * nc)
                 row_bd, all_bc, all_cd = i32(8 * nd), i32(8 * nb * nc), i32(8 * ncd)
                 while turns > 0 and quartet < many:
@@ -146,11 +146,12 @@ def gamma_blocks(side_by_side):
                             value += d_ac * load_shared(own_bd) + d_bc * load_shared(own_ad)
                         out[u64(place)] = value if s == 0 else out[u64(place)] + value
                         cd_at, own_ad, own_bd = i32(cd_at + 8), i32(own_ad + 8), i32(own_bd + 8)
-                        place += GROUP
+                        place += step
                     ac_at, bc_at, turns, c_left = i32(ac_at + 8), i32(bc_at + 8), turns - 1, c_left - 1
                     if c_left == 0:
                         # from (a, b) to (a, b + 1), or from there to (a + 1, 0)
                         c_left, b_left, ab_at, cd_at = nc, b_left - 1, i32(ab_at + 8), i32(cd_at - all_cd)
+                        place += GROUP - ncd * step
                         if b_left > 0:
                             ac_at, bd_at = i32(ac_at - row_ac), i32(bd_at + row_bd)
                         else:
@@ -213,7 +214,7 @@ def gamma_of_table(side_by_side):
             for cd in range(ncd):
                 for row in range(nab):
                     value = table.numbers[first + row * table.of_bra + cd * table.of_ket]
-                    out[here + GROUP * (row * ncd + cd)] = value if quartet < count else 0.0
+                    out[here + GROUP * (cd * nab + row)] = value if quartet < count else 0.0
         else:
             place = n - quartet * blocks
             line = quotient(place, width)

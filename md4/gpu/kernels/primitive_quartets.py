@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from md4.gpu.device_code import F32_2D, F64_2D, I32, cuda, f64, i64, jit_device, types
+from md4.gpu.buffers import Buffer
+from md4.gpu.device_code import F32_2D, F64_2D, I32, cuda, f64, i64, jit_device, types, u64
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.single_zeros import make_narrow, make_single_zeros
 from md4.gpu.emit.unrolled import make_pack
@@ -55,7 +56,7 @@ class SingleArguments(NamedTuple):
 
 
 class PrimitiveQuartets(NamedTuple):
-    """The primitive quartets of a chunk; ket primitives run fastest.
+    """The primitive quartets of a chunk; ket primitives run fastest. Or some, listed one by one.
 
     Attributes
     ----------
@@ -65,6 +66,8 @@ class PrimitiveQuartets(NamedTuple):
         First primitive pairs of the chunk.
     nket : int64
         Ket primitives of the chunk.
+    bra_prims, ket_prims : int32 array
+        Of quartets that are listed the numbers of both primitive pairs in the whole lists; of a chunk empty.
     count : int64
         Primitive quartets, below 2^31.
     """
@@ -74,23 +77,6 @@ class PrimitiveQuartets(NamedTuple):
     first_bra: i64
     first_ket: i64
     nket: i64
-    count: i64
-
-
-class ListedQuartets(NamedTuple):
-    """Primitive quartets one by one, of whole lists.
-
-    Attributes
-    ----------
-    bra, ket : Records
-    bra_prims, ket_prims : int32 array
-        Numbers of both primitive pairs of each.
-    count : int64
-        Primitive quartets, below 2^31.
-    """
-
-    bra: Records
-    ket: Records
     bra_prims: I32
     ket_prims: I32
     count: i64
@@ -130,37 +116,28 @@ def separate(one, two):
     return Separation(one.p, two.p, rz, ry, rx, rz * rz + ry * ry + rx * rx)
 
 
-def make_separation(listed=False):
-    """Device function (quartets, n) -> `Separation` of quartet n of a chunk, or of those that are `listed`."""
+def make_separation():
+    """Device function (quartets, n) -> `Separation` of quartet n of `PrimitiveQuartets`."""
     charge_at, separation_of = jit_device(charge), jit_device(separate)
 
     def separation(quartets, n):
-        i = quotient(n, quartets.nket)
-        k = n - i * quartets.nket
-        bra = charge_at(quartets.bra.numbers, (quartets.first_bra + i) * quartets.bra.width)
-        ket = charge_at(quartets.ket.numbers, (quartets.first_ket + k) * quartets.ket.width)
+        if quartets.ket_prims.size > 0:
+            i, k = i64(quartets.bra_prims[u64(n)]), i64(quartets.ket_prims[u64(n)])
+        else:
+            of_chunk = quotient(n, quartets.nket)
+            i, k = quartets.first_bra + of_chunk, quartets.first_ket + n - of_chunk * quartets.nket
+        bra = charge_at(quartets.bra.numbers, i * quartets.bra.width)
+        ket = charge_at(quartets.ket.numbers, k * quartets.ket.width)
         return separation_of(bra, ket)
 
-    def separation_listed(quartets, n):
-        bra = charge_at(quartets.bra.numbers, i64(quartets.bra_prims[n]) * quartets.bra.width)
-        ket = charge_at(quartets.ket.numbers, i64(quartets.ket_prims[n]) * quartets.ket.width)
-        return separation_of(bra, ket)
-
-    return jit_device(separation_listed if listed else separation)
+    return jit_device(separation)
 
 
-def all_count(quartets, owners, limits, first):
-    """In place of `make_any_counts` for quartets that are listed (device function)."""
-    return True
-
-
-def make_any_counts(lanes, listed=False):
+def make_any_counts(lanes):
     """Device function (quartets, owners, limits, first): whether any of `lanes` quartets from `first` on counts.
 
     All lanes of a warp call it, and are told the same; `lanes` is 32 at most.
     """
-    if listed:
-        return jit_device(all_count)
     counts = jit_device(survives)
 
     def any_counts(quartets, owners, limits, first):
@@ -212,12 +189,16 @@ def make_single_zeros_upto(kind, l):
 
 # for launchers
 
+# `PrimitiveQuartets.bra_prims` and `ket_prims` of a chunk.
+NO_LIST = Buffer(0, (0,), 4, None)
+
 
 def primitive_quartets(ab, cd):
     """`PrimitiveQuartets` of two `md4.engine.PreparedPairs`."""
     bra, ket, nket = ab.data, cd.data, cd.nprim
     return (
-        (bra.records, bra.width), (ket.records, ket.width), ab.first_prim, cd.first_prim, nket, ab.nprim * nket,
+        (bra.records, bra.width), (ket.records, ket.width), ab.first_prim, cd.first_prim, nket, NO_LIST, NO_LIST,
+        ab.nprim * nket,
     )  # fmt: skip
 
 

@@ -17,7 +17,6 @@ from md4.gpu.emit.instructions import shared_address
 from md4.gpu.emit.unrolled import STAGE_BYTES, make_r_by_axis, make_write_r, make_write_row, r_update, store_shared
 from md4.gpu.kernels.groups import NO_LIMITS, Limits, Owners, owners, records
 from md4.gpu.kernels.primitive_quartets import (
-    ListedQuartets,
     OperatorArguments,
     PrimitiveQuartets,
     make_any_counts,
@@ -75,27 +74,18 @@ def separation_in_plane(s, axis):
     return 0.0, s.ry if axis == 0 else s.rz, s.ry if axis == 2 else s.rx
 
 
-def quartets_group(listed):
-    """The group of parameters of the quartets."""
-    return ListedQuartets if listed else PrimitiveQuartets
-
-
 # kernels
 
 
-def r_in_registers(l, kind, even=False, listed=False):
-    """Kernel factory for small L: a thread a quartet, r in registers; `axis` is the mirror axis of `even` r.
-
-    `listed`: of quartets that are listed one by one.
-    """
+def r_in_registers(l, kind, even=False):
+    """Kernel factory for small L: a thread a quartet, r in registers; `axis` is the mirror axis of `even` r."""
     stride, threads, words = r_stride(l, even), THREADS, THREADS // 32 * STAGE_BYTES // 8
-    separation, zeros_upto = make_separation(listed), make_zeros_upto(kind, l)
-    write_r, any_counts = make_write_r(l, stride, even), make_any_counts(32, listed)
+    separation, zeros_upto = make_separation(), make_zeros_upto(kind, l)
+    write_r, any_counts = make_write_r(l, stride, even), make_any_counts(32)
     by_axes = jit_device(separation_in_plane if even else separation_by_axes)
-    Quartets = quartets_group(listed)
 
     def kernel(
-        quartets: Quartets, owners: Owners, limits: Limits, operator: OperatorArguments, axis: i64, r: F64
+        quartets: PrimitiveQuartets, owners: Owners, limits: Limits, operator: OperatorArguments, axis: i64, r: F64
     ):
         stage = shared_address(cuda.shared.array(words, types.float64))
         tid = i64(cuda.threadIdx.x)
@@ -111,19 +101,18 @@ def r_in_registers(l, kind, even=False, listed=False):
     return Kernel(kernel, (threads, 2))
 
 
-def r_by_axis(l, kind, even=False, listed=False):
+def r_by_axis(l, kind, even=False):
     """Kernel factory for middle L: a lane a quartet, r axis by axis; the warp's r is put in order in shared memory.
 
     `axis` is the mirror axis of `even` r.
     """
-    separation, zeros_upto, make_r = make_separation(listed), make_zeros_upto(kind, l), make_r_by_axis(l, even)
+    separation, zeros_upto, make_r = make_separation(), make_zeros_upto(kind, l), make_r_by_axis(l, even)
     lanes, count, stride = lanes_of_a_warp(l, even), r_count(l, even), r_stride(l, even)
-    row, write_row, any_counts = count | 1, make_write_row(count, stride), make_any_counts(lanes, listed)
+    row, write_row, any_counts = count | 1, make_write_row(count, stride), make_any_counts(lanes)
     by_axes = jit_device(separation_in_plane if even else separation_by_axes)
-    Quartets = quartets_group(listed)
 
     def kernel(
-        quartets: Quartets, owners: Owners, limits: Limits, operator: OperatorArguments, axis: i64, r: F64
+        quartets: PrimitiveQuartets, owners: Owners, limits: Limits, operator: OperatorArguments, axis: i64, r: F64
     ):
         stage = shared_address(cuda.shared.array(0, types.float64))
         lane, first = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x) * lanes
@@ -152,15 +141,15 @@ def packed_rules(l):
     return 8 * (one + (two << 16) + (axis << 32) + ((factor + 3) << 48))
 
 
-def r_by_group(l, kind, even=False, listed=False):
+def r_by_group(l, kind, even=False):
     """Kernel factory for large L: a group of threads a quartet; none of these is `even`."""
-    separation, zero_of = make_separation(listed), operators.zero_function(kind, jit_device)
+    separation, zero_of = make_separation(), operators.zero_function(kind, jit_device)
     group, stride, size, threads = group_of(l), r_stride(l), nherm(l), group_threads(l)
     together, constants, orders = threads // group, l + 4, l + 2
-    any_counts, Quartets = make_any_counts(together, listed), quartets_group(listed)
+    any_counts = make_any_counts(together)
 
     def kernel(
-        quartets: Quartets, owners: Owners, limits: Limits, operator: OperatorArguments, rules: I64, r: F64
+        quartets: PrimitiveQuartets, owners: Owners, limits: Limits, operator: OperatorArguments, rules: I64, r: F64
     ):
         shared = cuda.shared.array(0, types.float64)
         place, lane = cuda.threadIdx.x // group, cuda.threadIdx.x % group
@@ -213,11 +202,8 @@ def r_by_group(l, kind, even=False, listed=False):
 # launcher
 
 
-def r_launcher(context, kind, parameter, l, axis, listed=False):
-    """The function that makes r for an operator up to L = `l`; `axis`: the mirror axis of even r.
-
-    Its primitive quartets are `ListedQuartets` if `listed`, else `PrimitiveQuartets`.
-    """
+def r_launcher(context, kind, parameter, l, axis):
+    """The function that makes r for an operator up to L = `l`; `axis`: the mirror axis of even r."""
     even, extra = axis is not None, axis or 0
     if l <= REGISTERS_L:
         factory, threads, together, shared = r_in_registers, THREADS, THREADS, 0
@@ -226,7 +212,7 @@ def r_launcher(context, kind, parameter, l, axis, listed=False):
     else:
         factory, threads, together = r_by_group, group_threads(l), group_threads(l) // group_of(l)
         shared, extra = 8 * together * (2 * l + 6 + 2 * r_stride(l)), context.table(packed_rules, l)
-    variant = Variant(factory, (l, kind, even, True) if listed else (l, kind, True) if even else (l, kind))
+    variant = Variant(factory, (l, kind, True) if even else (l, kind))
     arguments = operator_arguments(context, kind, parameter)
 
     def launch(context, quartets, ab, cd, limits, r):
@@ -240,8 +226,8 @@ def r_launcher(context, kind, parameter, l, axis, listed=False):
 
 def launch_listed_r(context, operator, ab, cd, table, count, r):
     """r of `count` primitive quartets, whose primitive pairs of both lists are in `table`, a pair of buffers."""
-    launch = context.fixed(r_launcher, operator.kind, operator.parameter, ab.facts.l + cd.facts.l, None, True)
-    launch(context, (records(ab), records(cd), *table, count), ab, cd, NO_LIMITS, r)
+    launch = context.fixed(r_launcher, operator.kind, operator.parameter, ab.facts.l + cd.facts.l, None)
+    launch(context, (records(ab), records(cd), 0, 0, 0, *table, count), ab, cd, NO_LIMITS, r)
 
 
 def launch_r(context, operator, ab, cd, r, limits):

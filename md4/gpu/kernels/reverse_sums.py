@@ -142,7 +142,7 @@ def make_add_tile(rows8, nt):
     return add_tile
 
 
-def make_fill(rows8, threads):
+def make_fill(rows8):
     """Device function: the threads make Gamma of the rows of a tile and `INNER` inner indices from n on.
 
     It goes to shared memory from the place `first` on, as blocks of 8 rows [row][8 inner indices]. Of each row,
@@ -151,7 +151,8 @@ def make_fill(rows8, threads):
     rows, element = 8 * rows8, jit_device(gamma_element)
 
     def fill(gamma, first, row_aos, n, total, same, ket, ncd, densities):
-        k, row = i64(cuda.threadIdx.x) & (INNER - 1), i64(cuda.threadIdx.x) // INNER
+        tid, step = i64(cuda.threadIdx.x), i64(cuda.blockDim.x) // INNER
+        k, row = tid & (INNER - 1), tid // INNER
         n += k
         live, c, d, weight = n < total, i64(0), i64(0), 0.0
         if live:
@@ -167,17 +168,18 @@ def make_fill(rows8, threads):
             if live and a >= 0:
                 value = weight * element(densities, a, i64(row_aos[2 * row + 1]), c, d)
             gamma[place + 8 * row] = value
-            row += threads // INNER
+            row += step
 
     return jit_device(fill)
 
 
-def make_fill_of_table(rows8, threads):
+def make_fill_of_table(rows8):
     """As `make_fill`, from a table: `row_aos` has the number of each row in place of b, `pair` is that of its pair."""
     rows = 8 * rows8
 
     def fill(gamma, first, row_aos, n, total, pair, ket, ncd, table):
-        k, row = i64(cuda.threadIdx.x) & (INNER - 1), i64(cuda.threadIdx.x) // INNER
+        tid, step = i64(cuda.threadIdx.x), i64(cuda.blockDim.x) // INNER
+        k, row = tid & (INNER - 1), tid // INNER
         n += k
         place, source = first + (k >> 3) * (8 * rows) + (k & 7), table.first + (ket.first * ncd + n) * table.of_ket
         while row < rows:
@@ -185,21 +187,21 @@ def make_fill_of_table(rows8, threads):
             if n < total and row_aos[2 * row] >= 0:
                 value = table.numbers[source + (pair + row_aos[2 * row + 1]) * table.of_bra]
             gamma[place + 8 * row] = value
-            row += threads // INNER
+            row += step
 
     return jit_device(fill)
 
 
-def reverse_sums(rows8, nt, warps, unit, by_table=False):
+def reverse_sums(rows8, nt, unit, by_table=False):
     """Kernel factory; a block has 8 `rows8` rows, and `nt` blocks of 8 columns for each of its warps.
 
     `by_table`: Gamma is read from a table.
     """
-    threads, rows, places, size = 32 * warps, 8 * rows8, 16 * rows8, 8 * rows8 * INNER
+    rows, places, size = 8 * rows8, 16 * rows8, 8 * rows8 * INNER
     empty, step = make_empty(2 * rows8 * nt), make_product_step(rows8, nt, unit == "dmma16", True)
     load_columns, add_tile = make_load_columns(nt), make_add_tile(rows8, nt)
     make, of_gamma = (make_fill_of_table, GammaTable) if by_table else (make_fill, Densities)
-    fill = make(rows8, threads)
+    fill = make(rows8)
     place, primitives = jit_device(block_place), jit_device(primitives_of)
 
     def kernel(
@@ -207,12 +209,12 @@ def reverse_sums(rows8, nt, warps, unit, by_table=False):
         z: ReverseSums, parts: i64, grid: Grid,
     ):  # fmt: skip
         gamma, row_aos = cuda.shared.array(0, types.float64), cuda.shared.array(places, types.int32)
-        tid = i64(cuda.threadIdx.x)
+        tid, threads = i64(cuda.threadIdx.x), i64(cuda.blockDim.x)
         lane, warp = tid & 31, tid >> 5
         row_block, column_block, rest = place(grid)
         part, pair = rest % parts, rest // parts
         first, last = primitives(ab, pair)
-        column, ncol = column_block * (nt * warps), (last - first) * u.nq8
+        column, ncol = column_block * (nt * (threads >> 5)), (last - first) * u.nq8
         if column >= ncol:
             return
         column += warp * nt
@@ -223,11 +225,13 @@ def reverse_sums(rows8, nt, warps, unit, by_table=False):
         if n >= end:
             return
         a0, b0 = bra.aos[bra.first + pair, 0], bra.aos[bra.first + pair, 1]
-        for row in range(tid, rows, threads):
+        row = tid
+        while row < rows:
             own = row_block * rows + row
             of_a = quotient(own, bra.nb)
             row_aos[2 * row] = a0 + of_a if of_a < bra.na else -1
             row_aos[2 * row + 1] = own if by_table else b0 + own - of_a * bra.nb
+            row += threads
         cuda.syncthreads()
         slot, address = i64(0), shared_address(gamma) + 16 * lane
         this = (bra.first + pair) * bra.na * bra.nb if by_table else i64(a0 == b0)
@@ -249,7 +253,7 @@ def reverse_sums(rows8, nt, warps, unit, by_table=False):
         target = ((part * z.nprim + first - z.first_prim) * u.nq8 + column) * z.rows + row_block * rows + own
         add_tile(tile, z.numbers, target * 8 + (lane >> 2), z.rows * 8, ncol - column)
 
-    return Kernel(kernel, (threads, max(1, REVERSE.warps // warps)))
+    return Kernel(kernel, (32 * REVERSE.most_warps, 1))
 
 
 # launcher
@@ -270,11 +274,6 @@ def reverse_tile(nab, ncol):
     nt = 2 if ncol <= 2 else 4
     warps = next((n for n in (1, 2, 4) if n * nt >= ncol), REVERSE.most_warps)
     return ReverseTile(-(-blocks // row_blocks), nt, warps), row_blocks
-
-
-def reverse_variant(unit, tile, by_table=False):
-    """Variant for a `ReverseTile`."""
-    return Variant(reverse_sums, (*tile, unit, by_table))
 
 
 def launch_reverse(context, tile, row_blocks, aos, ab, cd, u, nq8, limits, densities, z, parts, by_table=False):
@@ -301,9 +300,9 @@ def launch_reverse(context, tile, row_blocks, aos, ab, cd, u, nq8, limits, densi
     """
     bra, ket = ab.facts, cd.facts
     column_blocks = -(-bra.max_prim * nq8 // (tile.nt * tile.warps))
+    variant = Variant(reverse_sums, (tile.rows8, tile.nt, context.unit, by_table))
     context.launch(
-        reverse_variant(context.unit, tile, by_table), row_blocks * column_blocks * parts * ab.npair, 32 * tile.warps,
-        2 * 8 * 8 * tile.rows8 * INNER,
+        variant, row_blocks * column_blocks * parts * ab.npair, 32 * tile.warps, 2 * 8 * 8 * tile.rows8 * INNER,
         (aos[0], ab.first, bra.na, bra.nb), pair_range(ab), (aos[1], cd.first, ket.na, ket.nb),
         (u, nq8, cd.npair, ket.nab), limits, densities, z, parts, (row_blocks, column_blocks),
     )  # fmt: skip

@@ -294,8 +294,8 @@ def test_families_reach_everything(no_device, monkeypatch):
     assert forms == {form for form in vars(h_layout).values() if isinstance(form, h_layout.HForm)}
     for name in ("r_in_registers", "r_by_axis", "r_by_group", "summed_r"):
         assert {f[1] for f in facts[name]} == set(families.OPERATORS), name
-    # whole, without elements that are zero, and for lists of primitive quartets
-    assert {f[2:] for f in facts["r_by_axis"]} == {(), (True,), (False, True)}
+    # whole, and without elements that are zero
+    assert {f[2:] for f in facts["r_by_axis"]} == {(), (True,)}
     assert {f[10] for f in facts["thread_quartet_integrals"]} == set(families.OPERATORS)
     for name, place in (
         ("bra_transform", 4),
