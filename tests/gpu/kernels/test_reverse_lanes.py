@@ -53,6 +53,23 @@ def test_warps_that_share_the_functions(doubles, nprim, tuned):
 
 @pytest.mark.thorough
 @pytest.mark.races
+@pytest.mark.parametrize("doubles", [40, 24])
+def test_contracted_functions(doubles, tuned):
+    """Of kets whose shells have unlike numbers of them, in one warp or in several."""
+    tuned(lane_doubles=doubles)
+    rng, exponents = np.random.default_rng(doubles), np.array([0.5, 1.1])
+    coefficients = [rng.uniform(0.2, 1.0, (2, nctr)) for nctr in (3, 2)]
+    basis = md4.Basis.from_arrays([0, 1], [exponents] * 2, coefficients, rng.normal(size=(2, 3)), True)
+    dm = symmetric(basis.nao)
+    right = md4.JK(basis, backend="cpu").gradient(dm, tolerance=0)
+    with running() as machine:
+        found = md4.JK(basis, backend="cuda").gradient(dm, tolerance=0)
+    np.testing.assert_allclose(found, right, rtol=0, atol=1e-13 * abs(right).max())
+    assert "reverse_lanes" in machine.kernels
+
+
+@pytest.mark.thorough
+@pytest.mark.races
 def test_many_kets(tuned):
     """More than a warp takes at a time."""
     tuned()
