@@ -17,7 +17,7 @@ import numpy as np
 from md4.errors import MemoryLimitError
 from md4.gpu.hermite_coulomb import DeviceCoulomb
 from md4.gpu.kernels.pair_forces import launch_forces
-from md4.gpu.reverse_ways import TaskSums
+from md4.gpu.reverse_ways import TaskSums, hermite_of
 from md4.plan import QuartetRule
 from md4.shells.schwarz import term_growth
 from md4.shells.shell_pairs import overlapping
@@ -175,7 +175,7 @@ class CoulombForces:
         for task in forces.tasks(backend, range(len(lists)), []):
             whole = lists[task.number]
             this = whole[task.first : task.last]
-            out, sums = context.pool.get(max(1, 6 * this.nprim)), TaskSums(context, this, True)
+            out, sums = context.pool.get(max(1, 6 * this.nprim)), TaskSums(context, this, hermite_of(this.facts), True)
             target.add_products(whole, this, copysign(1.0, factor), sums.fields(1))
             launch_forces(context, this, sums.hermite, sums.fields(1), 1, out)
             pending.append((task, out))

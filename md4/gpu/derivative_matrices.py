@@ -188,7 +188,7 @@ class DeviceDerivatives:
             counts = (len(ket) - np.searchsorted(of_ket.highest, limits)).astype(np.int32)
             of_bra, both = self.forces.sent(context, counts), (aos, first_aos(context, ket, self.basis))
             ket.h(bra_form(context.unit, ket.facts))  # before what is left is divided
-            for ab, cd in chunks(bra, ket, counts, context.pool.share(CHUNK_BYTES), FEW_PRIMS):
+            for ab, cd in chunks(bra, ket, hermite_of(bra.facts), counts, context.pool.share(CHUNK_BYTES), FEW_PRIMS):
                 self.add_chunk(both, ab, cd, of_ket.members, of_bra, densities, of_w)
         for derivatives, by_b in ((OF_A, False), (OF_B, True)):
             derived = bra.derived(derivatives)
@@ -201,7 +201,8 @@ class DeviceDerivatives:
 
     def add_chunk(self, aos, ab, cd, members, limits, densities, of_w):
         """Adds what the ket pairs of a chunk give its bra pairs to W, of each density."""
-        u, hermite = self.forces.half_transformed(self.backend, ab, cd, limits), hermite_of(ab.facts)
+        hermite = hermite_of(ab.facts)
+        u = self.forces.half_transformed(self.backend, ab, cd, hermite, limits)
         for density, w in zip(densities, of_w):
             launch_half_exchange(self.backend.context, aos, ab, cd, members, hermite, u, limits, density, w)
 

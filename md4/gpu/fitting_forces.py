@@ -73,7 +73,7 @@ class TableTerms(NamedTuple):
     norm_steps: tuple
     of_pairs: tuple
 
-    by_table = True
+    by_table, plane = True, None
 
     def gamma_of(self, bra, ket):
         """Fields of `md4.gpu.kernels.gamma_table.GammaTable`."""

@@ -62,9 +62,9 @@ class ForceTasks:
     def __init__(self, basis, lists, beside=()):
         self.basis, self.lists, self.beside, self.predicted, self.divided, self.least = basis, lists, beside, {}, {}, {}
 
-    def working_tracks(self, tracks, bras, kets):
+    def working_tracks(self, tracks, bras, kets, plane):
         """The first of the tracks of a device, as many as have room for the lists `bras` with the lists `kets`."""
-        room, left = max(TRACK_ROOM, 4 * self.least[tuple(bras), tuple(kets)]), tracks[0].context.pool.left()
+        room, left = max(TRACK_ROOM, 4 * self.least[tuple(bras), tuple(kets), plane]), tracks[0].context.pool.left()
         return tracks[: 1 + min(TRACKS - 1, int((1 - H_SHARE) * left) // room)]
 
     def batches(self, backend, kets):
@@ -116,15 +116,15 @@ class ForceTasks:
             self.divided[parts] = owners
         return self.divided[parts]
 
-    def tasks(self, backend, bras, batch, part=0, parts=1):
-        """Every `Task` of a part, with pairs of lists `bras`, those of most work first.
+    def tasks(self, backend, bras, batch, part=0, parts=1, plane=None):
+        """Every `Task` of a part, with pairs of lists `bras`, those of most work first; `plane` as of `Terms`.
 
         Which pairs belong to a part does not depend on memory, which may differ between processes.
         """
         room, found = min(Z_BYTES, Z_SHARE * backend.memory_left()), []
         for number in bras:
             this = self.lists[number].prepared
-            start, per_prim = this.pairs.start, z_bytes(this)
+            start, per_prim = this.pairs.start, z_bytes(this, plane)
             seconds = self.seconds_of(number, batch) / max(1, len(this))
             for own in self.own_pairs(number, part, parts):
                 edges = [own.start]
@@ -149,17 +149,17 @@ class ForceTasks:
         every = range(len(self.lists))
         return sum(self.seconds_of(number, every) for number in every)
 
-    def check_memory(self, backend, densities):
+    def check_memory(self, backend, densities, plane):
         """MemoryLimitError, before anything is allocated, if there is no room for one shell pair with any list."""
         tables = 2 * densities.nbytes + (40 + 8 * len(densities)) * sum(map(len, self.lists))
         tables += 16 * sum(this.pairs.nprim for this in self.lists)
         every = range(len(self.lists))
-        self.check_lists(backend, every, every, {"densities and bounds": tables})
+        self.check_lists(backend, every, every, {"densities and bounds": tables}, plane)
 
-    def check_lists(self, backend, bras, kets, beside):
+    def check_lists(self, backend, bras, kets, beside, plane=None):
         """As `check_memory` for lists `bras` with lists `kets`, and what is needed `beside`, as for `require`."""
-        key, context = (tuple(bras), tuple(kets)), backend.context
-        bras, kets = ([self.lists[number].prepared for number in numbers] for numbers in key)
+        key, context = (tuple(bras), tuple(kets), plane), backend.context
+        bras, kets = ([self.lists[number].prepared for number in numbers] for numbers in key[:2])
         most = max(this.pairs.max_prim for this in bras) * max(this.nprim for this in kets)
         most = max(most, max(this.facts.nab for this in bras) * max(this.facts.nab * len(this) for this in kets))
         if most > MOST_NUMBERS:
@@ -176,7 +176,7 @@ class ForceTasks:
             )
         h = max(self.h_bytes(backend, this) for this in kets)
         if key not in self.least:
-            self.least[key] = max(least_bytes(context, bra, ket) for bra in bras for ket in kets)
+            self.least[key] = max(least_bytes(context, bra, ket, plane) for bra in bras for ket in kets)
         self.require(backend, beside | {"the H matrices of one list": h, "a shell pair": self.least[key]})
 
     def check_memory_for_coulomb(self, backend):

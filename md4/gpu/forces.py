@@ -12,6 +12,8 @@ ket lists. First the device counts the ket pairs that count with each bra pair (
 - for large classes step 1 is that of integrals, with U in memory, and step 2 is `md4.gpu.kernels.reverse_sums`. These
   take rectangles: with each bra pair all ket pairs up to the last one that counts, whose bounds fall.
 
+In a molecule in a plane the latter two take even and odd functions apart (`md4.gpu.force_planes`).
+
 J alone needs neither Gamma nor U (`md4.gpu.coulomb_forces`). In large molecules it is made apart from exchange.
 """
 
@@ -26,6 +28,7 @@ from md4.errors import MemoryLimitError
 from md4.gpu.buffers import Buffer, words
 from md4.gpu.coulomb_forces import CoulombBounds, CoulombForces, apart_from_exchange
 from md4.gpu.dealing import Dealer
+from md4.gpu.force_planes import Plane, plane_of
 from md4.gpu.force_tasks import ForceTasks
 from md4.gpu.h_layout import BRA_TURNED, KET_ROWS
 from md4.gpu.hermite_coulomb import first_aos
@@ -39,7 +42,7 @@ from md4.gpu.kernels.select_kets import count_sizes, largest_norms, launch_selec
 from md4.gpu.kernels.two_products import BEHIND, bra_form
 from md4.gpu.paths import bra_launcher
 from md4.gpu.r_layout import r_stride_of
-from md4.gpu.reverse_ways import Listed, TaskSums, Way, chunks, columns, hermite_side, parts_of
+from md4.gpu.reverse_ways import Listed, TaskSums, Way, chunks, columns, hermite_side, part_of, parts_of
 from md4.gpu.tiles import blocks_of_8
 from md4.gpu.tuning import CHUNK_BYTES
 from md4.plan import groups_within
@@ -59,6 +62,7 @@ class Terms(NamedTuple):
         Fields of `md4.gpu.kernels.reverse_sums.Densities` and `md4.gpu.kernels.select_kets.Norms`.
     of_pairs : tuple of Buffer
         Of each list, `md4.gpu.kernels.select_kets.BoundedPairs.norms`.
+    plane : md4.gpu.force_planes.Plane or None
     by_table : bool
         Whether Gamma is in a table; see `md4.gpu.fitting_forces.TableTerms`.
     """
@@ -66,6 +70,7 @@ class Terms(NamedTuple):
     densities: tuple
     norms: tuple
     of_pairs: tuple
+    plane: Plane | None
 
     by_table = False
 
@@ -129,9 +134,11 @@ class DeviceForces(ForceTasks, CoulombBounds):
         quartets, left_out = 0, np.zeros(2)
         if rest.any():
             others = of_terms(rest, densities, norms, np.where(alone, 0.0, coulomb), exchange)
-            terms, buffers = self.terms(backend, *others, tolerance)
+            terms, buffers, for_plane = self.terms(backend, *others, tolerance)
             every = range(len(self.lists))
             quartets, left_out = self.add(backend, every, every, terms, found, part, parts, report, of_j.begin)
+            if part == 0:
+                left_out += for_plane
             for this in buffers:
                 backend.context.pool.release(this)
         of_j.end()
@@ -150,9 +157,13 @@ class DeviceForces(ForceTasks, CoulombBounds):
         return apart + bool(exchange.any())
 
     def terms(self, backend, densities, norms, coulomb, exchange, tolerance):
-        """(`Terms`, what to give back after them) of densities with their `block_norms`, once there is memory."""
-        context = backend.context
-        self.check_memory(backend, densities)
+        """(`Terms`, what to give back after them, bounds of what is left out for the plane); see `plane_of`.
+
+        Of densities with their `block_norms`, once there is memory.
+        """
+        context, pairs = backend.context, [this.pairs.pairs for this in self.lists]
+        plane, for_plane = plane_of(self.basis, pairs, self.bounds, densities, norms, coulomb, exchange, tolerance)
+        self.check_memory(backend, densities, plane)
         of_pairs = [norms[:, this.pairs.pairs[:, 0], this.pairs.pairs[:, 1]] for this in self.lists]
         d = context.pool.get(densities.size)
         context.copy_in(d.pointer, np.ascontiguousarray(densities))
@@ -160,7 +171,7 @@ class DeviceForces(ForceTasks, CoulombBounds):
         buffer, arrays = context.pool.upload([*given, *of_pairs], context.stream)
         norms, largest, j, k, *of_pairs = (array.part(0, (array.size,)) for array in arrays)
         of_bounds = norms, largest, j, k, self.basis.nshell, tolerance
-        return Terms((d, j, k, densities.shape[-1]), of_bounds, tuple(of_pairs)), (d, buffer)
+        return Terms((d, j, k, densities.shape[-1]), of_bounds, tuple(of_pairs), plane), (d, buffer), for_plane
 
     def add(self, backend, bras, kets, terms, found, part, parts, report=None, meanwhile=None):
         """Adds the derivatives of lists `bras` with lists `kets` to those of the shells.
@@ -173,10 +184,10 @@ class DeviceForces(ForceTasks, CoulombBounds):
         left_out : ndarray, shape (2,)
         """
         context, quartets, left_out, tracks = backend.context, 0, np.zeros(2), backend.tracks()
-        few = self.working_tracks(tracks, bras, kets)
+        few = self.working_tracks(tracks, bras, kets, terms.plane)
         for batch in self.batches(backend, kets):
             made, before = [], 0.0
-            for tasks in self.counted_together(self.tasks(backend, bras, batch, part, parts), len(batch)):
+            for tasks in self.counted_together(self.tasks(backend, bras, batch, part, parts, terms.plane), len(batch)):
                 every, without = self.count(tracks, tasks, batch, terms)
                 left_out += without
                 # now the device has done all that it was given before
@@ -264,7 +275,8 @@ class DeviceForces(ForceTasks, CoulombBounds):
                     ket, norms = self.bounded(here, number, False, terms), terms.norms_of(task.number, number)
                     places = (first + n * size, size), (edges[-1] + of_them + n * of_warp, of_warp)
                     one, part = (Buffer(room.pointer + 4 * at, (count,), 4, room.owner) for at, count in places)
-                    limit = PRIMITIVE_PART * norms[-1] if self.way(here, task.number, number).listed else 0.0
+                    way = self.way(here, task.number, number, terms.plane)
+                    limit = PRIMITIVE_PART * norms[-1] if way.listed else 0.0
                     launch_select(
                         here, npair, facts.max_prim, bra, task.first, ket, len(self.lists[number]), norms, limit,
                         (one, part, own), by_table=terms.by_table,
@@ -281,11 +293,12 @@ class DeviceForces(ForceTasks, CoulombBounds):
                     pairs[n], prims[n] = len(self.lists[number]), self.lists[number].pairs.nprim
         return counts, left_out.reshape(-1, 2).sum(axis=0)
 
-    def way(self, context, bra, ket):
+    def way(self, context, bra, ket, plane):
         """`Way` of two lists, given by their numbers."""
-        if (bra, ket) not in self.ways:
-            self.ways[bra, ket] = Way.of(context, *(self.lists[number].prepared.facts for number in (bra, ket)))
-        return self.ways[bra, ket]
+        key = bra, ket, plane
+        if key not in self.ways:
+            self.ways[key] = Way.of(context, *(self.lists[number].prepared.facts for number in (bra, ket)), plane)
+        return self.ways[key]
 
     def launch(self, backend, task, batch, counts, terms, share, out):
         """Has a track make the derivatives of a task, (6, nprim) into `out`; how many quartets are made.
@@ -293,7 +306,7 @@ class DeviceForces(ForceTasks, CoulombBounds):
         `share`: `md4.gpu.pool.Pool.share` of the engine, which is asked for each list, since Z and H are there by then.
         """
         context, this, made = backend.context, self.lists[task.number].prepared[task.first : task.last], 0
-        sums = TaskSums(context, this)
+        sums = {}
         shells, width = 2 * len(this) + 2, 2 * len(this) + this.nprim + 3
         numbers = np.zeros((len(batch), width), dtype=np.int64)
         pairs, quartets = numbers[:, :shells].reshape(len(batch), -1, 2), numbers[:, shells:]
@@ -304,7 +317,10 @@ class DeviceForces(ForceTasks, CoulombBounds):
         context.copy_in_pieces(on_device.pointer, numbers)
         totals = zip(*(some.tolist() for some in (pairs[:, -1, 0], quartets[:, -1], counts.prims.max(1, initial=0))))
         for n, (number, of_list) in enumerate(zip(batch, totals)):
-            way, budget = self.way(context, task.number, number), share(CHUNK_BYTES)
+            way, budget = self.way(context, task.number, number, terms.plane), share(CHUNK_BYTES)
+            for meeting in way.meetings:
+                if meeting.parity not in sums:
+                    sums[meeting.parity] = TaskSums(context, part_of(this, meeting.bra), meeting.hermite)
             if way.listed:
                 first = on_device.part(width * n, (len(this) + 1, 2))
                 first_quartets = on_device.part(width * n + shells, (this.nprim + 1,))
@@ -313,37 +329,48 @@ class DeviceForces(ForceTasks, CoulombBounds):
                     self.add_lists(backend, task.number, ab, number, way, these, terms, sums)
                 made += listed.shells
             else:
-                made += self.add_rectangles(backend, task, this, number, counts.pairs[n, :, 1], terms, sums, budget)
-        launch_forces(context, this, sums.hermite, sums.fields(1), sums.used, out)
+                made += self.add_rectangles(
+                    backend, task, this, number, way, counts.pairs[n, :, 1], terms, sums, budget
+                )  # fmt: skip
+        for n, these in enumerate(sums.values()):
+            launch_forces(context, these.ab, these.hermite, these.fields(1), these.used, out, n > 0)
         return made
 
     def add_lists(self, backend, bra, ab, ket, way, listed, terms, sums):
         """Adds to Z what ket pairs give bra pairs `ab` with which they are `listed`; both lists by their numbers."""
-        context, cd, in_lanes, hermite = backend.context, self.lists[ket].prepared, way.lanes is not None, sums.hermite
+        context, cd, in_lanes = backend.context, self.lists[ket].prepared, way.lanes is not None
         gamma = context.pool.room("gamma", gamma_numbers(listed.shells, way.gamma, in_lanes))
         norms, (parts, each) = terms.norms_of(bra, ket), way.divided(listed.most, listed.quartets)
-        z, table = sums.fields(parts), self.table(context, listed, not in_lanes)
+        fields, table = [sums[one.parity].fields(parts) for one in way.meetings], self.table(context, listed, not in_lanes)
         launch_select(
             context, len(ab), ab.facts.max_prim, self.bounded(context, bra, True, terms), ab.first,
             self.bounded(context, ket, False, terms), len(cd), norms, PRIMITIVE_PART * norms[-1],
-            (table[2], listed.of_warps, z[0]), table, terms.by_table,
+            (table[2], listed.of_warps, fields[0][0]), table, terms.by_table,
         )  # fmt: skip
-        of_gamma = terms.gamma_of(bra, ket)
+        r = None
+        for meeting, plan, z in zip(way.meetings, way.fused or (None,), fields):
+            one, other, hermite = part_of(ab, meeting.bra), part_of(cd, meeting.ket), meeting.hermite
+            self.make_gamma(context, in_lanes, table[2:4], one, other, terms, terms.gamma_of(bra, ket), gamma)
+            if in_lanes:
+                h = other.h(KET_ROWS).array
+                launch_reverse_lanes(
+                    context, backend.operator, way.lanes, one, other, h, gamma, hermite, table, z, parts, each
+                )  # fmt: skip
+            else:
+                h = other.h(BRA_TURNED).array
+                if r is None:
+                    r = context.pool.room("r", listed.quartets * way.r)
+                    of_prims, count, side = (table[5], table[4]), listed.quartets, hermite_side(ab, hermite)
+                    launch_listed_r(context, backend.operator, other, side, of_prims, count, r)
+                launch_reverse_fused(context, plan, one, other, h, gamma, hermite, r, table, z, parts, each)
+
+    def make_gamma(self, context, in_lanes, quartets, ab, cd, terms, of_gamma, out):
+        """Gamma of shell quartets into `out`."""
         if terms.by_table:
-            launch_gamma_of_table(context, in_lanes, table[2:4], ab, cd, of_gamma, gamma)
+            launch_gamma_of_table(context, in_lanes, quartets, ab, cd, of_gamma, out)
         else:
             aos = first_aos(context, ab, self.basis), first_aos(context, cd, self.basis)
-            launch_gamma(context, in_lanes, table[2:4], aos, ab, cd, of_gamma, gamma)
-        if in_lanes:
-            h = cd.h(KET_ROWS).array
-            launch_reverse_lanes(
-                context, backend.operator, way.lanes, ab, cd, h, gamma, hermite, table, z, parts, each
-            )  # fmt: skip
-        else:
-            h, r = cd.h(BRA_TURNED).array, context.pool.room("r", listed.quartets * way.r)
-            of_prims, count = (table[5], table[4]), listed.quartets
-            launch_listed_r(context, backend.operator, cd, hermite_side(ab), of_prims, count, r)
-            launch_reverse_fused(context, way.fused, ab, cd, h, gamma, hermite, r, table, z, parts, each)
+            launch_gamma(context, in_lanes, quartets, aos, ab, cd, of_gamma, out)
 
     @staticmethod
     def table(context, listed, bra_prims):
@@ -357,22 +384,28 @@ class DeviceForces(ForceTasks, CoulombBounds):
             place += 8 * words(4 * count)
         return tuple(fields)
 
-    def add_rectangles(self, backend, task, this, number, counts, terms, sums, budget):
+    def add_rectangles(self, backend, task, this, number, way, counts, terms, sums, budget):
         """Adds to Z what all ket pairs of a list give up to the last one that counts; how many quartets these are."""
         context, ket, limits = backend.context, self.lists[number].prepared, np.zeros(task.last, dtype=np.int32)
         limits[task.first :] = counts
         on_device = self.sent(context, limits)
         aos = first_aos(context, this, self.basis), first_aos(context, ket, self.basis)
-        tile, row_blocks = reverse_tile(this.facts.nab, columns(this))
-        np8, parts, gamma = blocks_of_8(sums.hermite.nherm), parts_of(this), terms.gamma_of(task.number, number)
-        for ab, cd in chunks(this, ket, counts, budget):
-            u, z = self.half_transformed(backend, ab, cd, on_device), sums.fields(parts)
-            launch_reverse(context, tile, row_blocks, aos, ab, cd, u, np8, on_device, gamma, z, parts, terms.by_table)
+        gamma = terms.gamma_of(task.number, number)
+        for meeting in way.meetings:
+            hermite, bra, z = meeting.hermite, part_of(this, meeting.bra), sums[meeting.parity]
+            tile, row_blocks = reverse_tile(bra.facts.nab, columns(bra, hermite))
+            np8, parts = blocks_of_8(hermite.nherm), parts_of(bra, hermite)
+            for ab, cd in chunks(bra, part_of(ket, meeting.ket), hermite, counts, budget):
+                u = self.half_transformed(backend, ab, cd, hermite, on_device)
+                launch_reverse(
+                    context, tile, row_blocks, aos, ab, cd, u, np8, on_device, gamma, z.fields(parts), parts,
+                    terms.by_table,
+                )  # fmt: skip
         return int(counts.sum(dtype=np.int64))
 
-    def half_transformed(self, backend, ab, cd, limits):
-        """Step 1: U of a chunk, as (cd|p]."""
-        context, side = backend.context, hermite_side(ab)
+    def half_transformed(self, backend, ab, cd, hermite, limits):
+        """Step 1: U of a chunk, as (cd|p], of the functions `hermite`."""
+        context, side = backend.context, hermite_side(ab, hermite)
         h = cd.h(bra_form(context.unit, cd.facts)).array
         r, u = self.rooms(context.pool, {
             "r": max(1, cd.nprim * side.nprim * r_stride_of(cd.facts, side.facts)),

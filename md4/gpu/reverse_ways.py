@@ -2,6 +2,8 @@
 
 The quartets that count are listed where one of two kernels takes them (`Way`, `Listed`); else rectangles of U are made,
 in chunks (`chunks`). Z of the bra pairs of a task is what both add to (`TaskSums`).
+
+In a molecule in a plane (`md4.gpu.force_planes`) even and odd functions meet apart, and have a Z each (`Meeting`).
 """
 
 from copy import copy
@@ -22,7 +24,8 @@ from md4.gpu.r_layout import r_stride_of
 from md4.gpu.tiles import blocks_of_8
 from md4.gpu.tuning import FEWEST_BLOCKS, REVERSE
 from md4.method.angular import nherm
-from md4.shells.shell_pairs import list_facts
+from md4.method.mirror import part_functions
+from md4.shells.shell_pairs import list_facts, part_facts
 
 
 @cache
@@ -45,11 +48,48 @@ def hermite_of(facts):
     return hermite_facts(facts.l + 1, nherm(facts.l) if one_degree else 0)
 
 
-def hermite_side(ab):
-    """The primitive pairs of a slice of a prepared list as a ket of `hermite_of`."""
+def hermite_side(ab, hermite):
+    """The primitive pairs of a slice of a prepared list as a ket, whose functions are the `ListFacts` given."""
     side = copy(ab)
-    side.facts = hermite_of(ab.facts)
+    side.facts = hermite
     return side
+
+
+class Meeting(NamedTuple):
+    """`ListFacts` of the functions ab, cd and p that meet: all, or those of one parity."""
+
+    bra: Any
+    ket: Any
+    hermite: Any
+
+    @property
+    def parity(self):
+        """0 for even and 1 for odd functions p, or None for all."""
+        return self.hermite.mirror and self.hermite.mirror[1]
+
+
+def part_of(prepared, facts):
+    """The part of a prepared list, or of a slice of one, that has these facts, or all of it."""
+    return prepared.part(*facts.mirror) if facts.mirror else prepared
+
+
+@cache
+def meetings(bra, ket, plane):
+    """Every `Meeting` of a bra list and a ket list, given by their `ListFacts`.
+
+    plane : md4.gpu.force_planes.Plane or None
+    """
+    hermite = hermite_of(bra)
+    if plane is None:
+        return (Meeting(bra, ket, hermite),)
+    found = []
+    for parity in range(2):
+        mirror = plane.axis, parity
+        of_bra, of_ket = bra if plane.mixed else part_facts(bra, *mirror), part_facts(ket, *mirror)
+        functions = replace(hermite, nherm=len(part_functions(hermite.l, *mirror)), mirror=mirror)
+        if of_bra.nab and of_ket.nab:
+            found.append(Meeting(of_bra, of_ket, functions))
+    return tuple(found)
 
 
 class Way(NamedTuple):
@@ -57,29 +97,36 @@ class Way(NamedTuple):
 
     Attributes
     ----------
-    lanes, fused : md4.gpu.kernels.reverse_lanes.LanePlan, md4.gpu.kernels.reverse_fused.FusedReverse
-        The plan of the kernel that takes lists of what counts, and None; both are None where rectangles are taken.
+    lanes : md4.gpu.kernels.reverse_lanes.LanePlan or None
+        Where lanes take lists of what counts.
+    fused : tuple of md4.gpu.kernels.reverse_fused.FusedReverse
+        The plan for each of the `meetings` where they take such lists. Without either, rectangles are taken.
+    meetings : tuple of Meeting
     gamma, r : int
         Numbers of Gamma of a shell quartet, and of r of a primitive quartet.
     """
 
     lanes: Any
-    fused: Any
+    fused: tuple
+    meetings: tuple
     gamma: int
     r: int
 
     @classmethod
-    def of(cls, context, bra, ket):
-        """On a device, for `ListFacts` of both lists."""
-        hermite = hermite_of(bra)
-        lanes = lane_plan(bra, ket, hermite)
-        fused = None if lanes else fused_reverse(context.unit, bra, ket, hermite, context.block_shared)
-        return cls(lanes, fused, gamma_size(bra, ket, lanes is not None), r_stride_of(ket, hermite))
+    def of(cls, context, bra, ket, plane):
+        """On a device, for `ListFacts` of both lists, and as for `meetings`."""
+        lanes = lane_plan(bra, ket, hermite_of(bra))
+        if lanes:
+            return cls(lanes, (), meetings(bra, ket, None), gamma_size(bra, ket, True), 0)
+        every = meetings(bra, ket, plane)
+        fused = tuple(fused_reverse(context.unit, *one, context.block_shared) for one in every)
+        gamma = max(gamma_size(one.bra, one.ket, False) for one in every)
+        return cls(None, () if None in fused else fused, every, gamma, r_stride_of(*every[0][1:]))
 
     @property
     def listed(self):
         """Whether quartets are listed."""
-        return self.lanes is not None or self.fused is not None
+        return self.lanes is not None or len(self.fused) > 0
 
     def divided(self, most, quartets):
         """(parts of Z, quartets of each of them) of primitive bra pairs with up to `most` of all `quartets`."""
@@ -150,23 +197,26 @@ class TaskSums:
     ----------
     context : md4.gpu.context.DeviceContext
     ab : md4.engine.PreparedPairs
-        The bra pairs.
+        The bra pairs, with the functions that take part.
+    hermite : ListFacts
+        The Hermite functions of derivatives, see `Meeting`.
     one_part : bool
         Whether there is room for one part only, in place of as many as kernels may fill.
 
     Attributes
     ----------
-    hermite : ListFacts
-        The Hermite functions of the bra.
+    ab, hermite
+        As given.
     used : int
         Parts that are used.
     """
 
-    def __init__(self, context, ab, one_part=False):
-        self.context, self.used, self.hermite, rows = context, 0, hermite_of(ab.facts), rows_of(ab)
+    def __init__(self, context, ab, hermite, one_part=False):
+        self.context, self.used, self.ab, self.hermite, rows = context, 0, ab, hermite, rows_of(ab.facts)
         self.of_task = ab.first_prim, ab.nprim, rows
-        self.size = ab.nprim * 8 * blocks_of_8(self.hermite.nherm) * rows
-        self.z = context.pool.room("z", max(1, (1 if one_part else REVERSE.most_parts) * self.size))
+        self.size = ab.nprim * 8 * blocks_of_8(hermite.nherm) * rows
+        name = "z", hermite.mirror and hermite.mirror[1]
+        self.z = context.pool.room(name, max(1, (1 if one_part else REVERSE.most_parts) * self.size))
 
     def fields(self, parts):
         """Fields of `md4.gpu.kernels.reverse_sums.ReverseSums`, so many parts of which may be added to."""
@@ -176,15 +226,20 @@ class TaskSums:
         return self.z, *self.of_task
 
 
-def z_bytes(ab):
+def z_bytes(ab, plane=None):
     """Bytes of Z of a primitive pair of a list, in as many parts as kernels may fill."""
-    return 64 * blocks_of_8(hermite_of(ab.facts).nherm) * rows_of(ab) * REVERSE.most_parts
+    facts, found = ab.facts, 0
+    for one in {None, plane}:
+        # the even functions ab and p of a list are as many as the odd ones, or more
+        of_bra, _, hermite = meetings(facts, facts, one)[0]
+        found += 64 * blocks_of_8(hermite.nherm) * rows_of(of_bra) * REVERSE.most_parts * (1 if one is None else 2)
+    return found
 
 
-def least_bytes(context, bra, ket):
+def least_bytes(context, bra, ket, plane):
     """Bytes of Z of a bra pair, and of lists, Gamma, r and U with all pairs of a ket list."""
     one, other = bra.facts, ket.facts
-    way, z = Way.of(context, one, other), one.max_prim * z_bytes(bra)
+    way, z = Way.of(context, one, other, plane), one.max_prim * z_bytes(bra, plane)
     if way.listed:
         gamma = gamma_numbers(len(ket), way.gamma, way.lanes is not None)
         return z + 8 * (gamma - len(ket) * way.gamma) + way.nbytes(len(ket), one.max_prim * ket.nprim)
@@ -198,31 +253,30 @@ def rectangle_bytes(bra, ket):
     return 8 * one.max_prim * (r + 8 * blocks_of_8(hermite.nherm) * other.nab)
 
 
-def columns(ab):
+def columns(ab, hermite):
     """About how many blocks of 8 columns Z of a bra pair has."""
-    return max(1, round(ab.nprim / max(1, ab.npair))) * blocks_of_8(hermite_of(ab.facts).nherm)
+    return max(1, round(ab.nprim / max(1, ab.npair))) * blocks_of_8(hermite.nherm)
 
 
-def rows_of(ab):
+def rows_of(facts):
     """Rows of Z of the pairs of a list, filled up to whole tiles."""
-    tile, row_blocks = reverse_tile(ab.facts.nab, columns(ab))
+    tile, row_blocks = reverse_tile(facts.nab, 1)
     return 8 * tile.rows8 * row_blocks
 
 
-def parts_of(ab):
+def parts_of(ab, hermite):
     """Among how many blocks of threads the ket pairs of a chunk are divided, to fill the device."""
-    tile, row_blocks = reverse_tile(ab.facts.nab, columns(ab))
-    blocks = ab.npair * row_blocks * -(-columns(ab) // (tile.nt * tile.warps))
+    tile, row_blocks = reverse_tile(ab.facts.nab, columns(ab, hermite))
+    blocks = ab.npair * row_blocks * -(-columns(ab, hermite) // (tile.nt * tile.warps))
     return min(REVERSE.most_parts, -(-FEWEST_BLOCKS // max(1, blocks)))
 
 
-def chunks(bra, ket, counts, budget, prims=REVERSE.few_prims):
+def chunks(bra, ket, hermite, counts, budget, prims=REVERSE.few_prims):
     """Slices (ab, cd) of a rectangle whose r and U take about `budget` bytes, without ket pairs that never count.
 
-    `counts` says with how many ket pairs each bra pair counts. As few slices of the ket list are made as allow so many
+    U has the functions `hermite`. `counts` says with how many ket pairs each bra pair counts. As few slices of the ket list are made as allow so many
     primitive pairs of the bra.
     """
-    hermite = hermite_of(bra.facts)
     np8, stride = blocks_of_8(hermite.nherm), r_stride_of(ket.facts, hermite)
     budget, of_ket = max(1, budget // 8), ket.pairs.start
     start = bra.whole.pairs.start[bra.first : bra.first + bra.npair + 1]

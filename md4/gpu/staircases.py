@@ -19,7 +19,7 @@ import numpy as np
 
 from md4.gpu.tiles import STAGES, reach_levels
 from md4.method.angular import hermite_triples, nherm
-from md4.method.mirror import class_elements, part_functions
+from md4.method.mirror import class_elements, part_functions, part_rows
 
 
 def padded(order, count):
@@ -89,6 +89,19 @@ def level_ends(facts, blocks, size):
 def row_table(facts, rows8):
     """`row_order`, padded to `rows8` blocks of 8 rows."""
     return padded(row_order(facts), 8 * rows8)
+
+
+@cache
+def whole_rows(facts):
+    """Of each row of a class or of a part, its number among all rows, a nb + b; shape (nab,), int32."""
+    rows = part_rows(*facts.shell_class, *facts.mirror) if facts.mirror else np.arange(facts.nab)
+    return rows.astype(np.int32)
+
+
+def whole_row_table(facts, rows8):
+    """`row_table` with these numbers."""
+    order = row_table(facts, rows8)
+    return np.where(order < 0, -1, whole_rows(facts)[order])
 
 
 # For a tile whose fragments of 16 rows are those of several warps in turn: warp n has fragments n, n + warps, ...

@@ -14,6 +14,7 @@ from md4.gpu.emit.scalars import address_at, load_shared, load_shared_int, quoti
 from md4.gpu.kernels.gamma_table import GammaTable
 from md4.gpu.kernels.groups import levels_of
 from md4.gpu.kernels.reverse_sums import Densities, FunctionPairs
+from md4.gpu.staircases import whole_row_table, whole_rows
 from md4.gpu.tiles import blocks_of_8
 
 # Threads of a block, and bytes of shared memory that the densities of its quartets take, about.
@@ -68,16 +69,16 @@ def places_of(na, nb, nc, nd):
 def gamma_blocks(side_by_side):
     """Kernel factory: Gamma as blocks of cd, [quartet][block][ab][8 cd], or in tiles of quartets `side_by_side`.
 
-    In blocks the cd are in the `order` of a tile's rows (`md4.gpu.staircases.row_table`). Several blocks are filled up
-    by zeros, one has only what there is. Side by side there are zeros for one quartet more; a tile is
-    [cd][ab][32 quartets].
+    In blocks there are the `rows` ab and `columns` functions cd in the `order` of a tile's rows
+    (`md4.gpu.staircases.whole_row_table`). Several blocks are filled up by zeros, one has only what there is. Side by
+    side there are all ab and cd, and zeros for one quartet more; a tile is [cd][ab][32 quartets].
     """
     block_place, in_tile, more = jit_device(density_place), jit_device(tile_place), 1 if side_by_side else 0
     places, wait = jit_device(places_of), make_wait_copies(0)
 
     def kernel(
         quartets: ShellQuartets, group: i64, size: i64, bra: FunctionPairs, ket: FunctionPairs, densities: Densities,
-        order: I32, out: F64,
+        rows: I32, order: I32, columns: i64, out: F64,
     ):  # fmt: skip
         d, aos = cuda.shared.array(0, types.float64), cuda.shared.array((GROUP, 4), types.int32)
         weights = cuda.shared.array(GROUP, types.float64)
@@ -158,18 +159,18 @@ def gamma_blocks(side_by_side):
                             b_left, bc_at = nb, i32(bc_at - all_bc)
                             ad_at, bd_at = i32(ad_at + row_bd), i32(bd_at + row_bd - all_bd)
             else:
-                width = i64(8) if ncd > 8 else ncd
-                blocks = quotient(ncd + width - 1, width) * nab * width
+                nrow, width = rows.size, i64(8) if columns > 8 else columns
+                blocks = quotient(columns + width - 1, width) * nrow * width
                 step = min(blocks, i64(THREADS))
                 together = quotient(i64(THREADS), step)
                 own = quotient(tid, step)
                 n = tid - own * step
                 while own < together and n < blocks:
                     line = quotient(n, width)
-                    block = quotient(line, nab)
-                    row, column = line - block * nab, (block - line) * width + n
-                    factor = 1.0 if column < ncd else 0.0
-                    column = i64(order[u64(min(column, ncd - 1))])
+                    block = quotient(line, nrow)
+                    row, column = i64(rows[u64(line - block * nrow)]), (block - line) * width + n
+                    factor = 1.0 if column < columns else 0.0
+                    column = i64(order[u64(min(column, columns - 1))])
                     a, c = quotient(row, nb), quotient(column, nd)
                     b, e, here = row - a * nb, column - c * nd, d_at + 8 * size * own
                     of_j, of_k, place = factor * j, factor * half_k, (first + own) * blocks + n
@@ -243,14 +244,15 @@ def launch_gamma(context, side_by_side, quartets, aos, ab, cd, densities, out):
     """Gamma of shell quartets of two lists into `out`; arguments as those of the kernel and of `launch_reverse`."""
     bra, ket, count = ab.facts, cd.facts, quartets[0].size + side_by_side
     # one more where it is even, so that quartets side by side are in different banks
-    size = bra.nab + ket.nab + (bra.na + bra.nb) * (ket.na + ket.nb) | 1
+    size = bra.na * bra.nb + ket.na * ket.nb + (bra.na + bra.nb) * (ket.na + ket.nb) | 1
     group = max(1, min(GROUP, GROUP_BYTES // (8 * size)))
     if side_by_side:
         group = 1 << group.bit_length() - 1  # no block begins within a sector of another's
     context.launch(
         Variant(gamma_blocks, (side_by_side,)), -(-count // group), THREADS, 8 * size * group, quartets, group, size,
         (aos[0], ab.first, bra.na, bra.nb), (aos[1], cd.first, ket.na, ket.nb), densities,
-        levels_of(context, ket, blocks_of_8(ket.nab), True)[1], out,
+        context.table(whole_rows, bra.h_class), context.table(whole_row_table, ket.h_class, blocks_of_8(ket.nab)),
+        ket.nab, out,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from md4.gpu.kernels.groups import Records
 from md4.gpu.kernels.h_matrices import Components, components, make_e_coefficients, packed_triples
 from md4.gpu.kernels.reverse_sums import ReverseSums
 from md4.gpu.pair_layout import EXPONENTS, RECORD
-from md4.gpu.staircases import hermite_order
+from md4.gpu.staircases import hermite_order, whole_rows
 from md4.method import hermite
 from md4.method.derivatives import axis_derivatives, make_h_derivatives
 
@@ -22,14 +22,17 @@ THREADS = 128
 
 
 class Functions(NamedTuple):
-    """The Hermite functions p of derivatives.
+    """The functions ab of pairs and the Hermite functions p of derivatives that take part.
 
     Attributes
     ----------
+    rows : int32 array
+        `md4.gpu.staircases.whole_rows`.
     order, triples : int32 array
-        Their ordinals in the order of Z, -1 for padding, and `packed_triples` by ordinal.
+        Ordinals of p in the order of Z, -1 for padding, and `packed_triples` by ordinal.
     """
 
+    rows: I32
     order: I32
     triples: I32
 
@@ -41,7 +44,7 @@ def pair_forces():
     threads, warps = THREADS, THREADS // 32
 
     def kernel(pairs: Records, of_a: Components, of_b: Components, functions: Functions, z: ReverseSums, parts: i64,
-        out: F64,
+        more: types.boolean, out: F64,
     ):  # fmt: skip
         e, sums = cuda.shared.array(0, types.float64), cuda.shared.array((warps, 6), types.float64)
         tid, prim = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x)
@@ -52,7 +55,7 @@ def pair_forces():
         two_a, two_b = 2 * pairs.numbers[record + EXPONENTS], 2 * pairs.numbers[record + EXPONENTS + 1]
         ncomp_a, ncomp_b = of_a.start.size - 1, of_b.start.size - 1
         nb = of_b.nctr * ncomp_b
-        count = of_a.nctr * ncomp_a * nb * 8
+        count = functions.rows.size * 8
         block_size, step = z.rows * 8, z.nprim * functions.order.size * z.rows
         az, ay, ax, bz, by, bx = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
         n = tid
@@ -64,7 +67,7 @@ def pair_forces():
                 for _ in range(parts):
                     value += z.numbers[place]
                     place += step
-                row, t = element >> 3, functions.triples[p]
+                row, t = functions.rows[element >> 3], functions.triples[p]
                 a, b = row // nb, row % nb
                 ca, ma, cb, mb = a // ncomp_a, a % ncomp_a, b // ncomp_b, b % ncomp_b
                 pz, py, px = t & 255, (t >> 8) & 255, t >> 16
@@ -97,10 +100,10 @@ def pair_forces():
             sums[own, 3], sums[own, 4], sums[own, 5] = bx, by, bz
         cuda.syncthreads()
         if tid < 6:
-            total = 0.0
+            total, place = 0.0, tid * z.nprim + prim
             for own in range(warps):
                 total += sums[own, tid]
-            out[tid * z.nprim + prim] = total
+            out[place] = out[place] + total if more else total
 
     return Kernel(kernel, (threads, 4))
 
@@ -108,23 +111,27 @@ def pair_forces():
 # launcher
 
 
-def launch_forces(context, ab, functions, z, parts, out):
-    """Derivatives by x, y and z of A and of B of the primitive pairs of a task, (6, nprim) into `out`.
+def launch_forces(context, ab, p, z, parts, out, more=False):
+    """Derivatives by x, y and z of A and of B of the primitive pairs of a task, (6, nprim) into `out`, or added to it.
 
     Parameters
     ----------
     ab : md4.engine.PreparedPairs
-        The list of the bra pairs.
-    functions : ListFacts
+        The list of the bra pairs, with the functions that take part.
+    p : ListFacts
         The Hermite functions of derivatives.
     z, parts
         Fields of `ReverseSums`, and the number of parts.
+    more : bool
+        Whether they are added.
     """
     facts, data = ab.facts, ab.data
+    functions = (
+        context.table(whole_rows, facts.h_class), context.table(hermite_order, p.l, p.first, p.mirror),
+        context.table(packed_triples, p.l),
+    )  # fmt: skip
     context.launch(
         Variant(pair_forces, ()), z[2], THREADS, 24 * hermite.axis_size(facts.la + 1, facts.lb + 1),
         (data.records, data.width), components(context, facts.la, facts.pure, facts.nctr_a),
-        components(context, facts.lb, facts.pure, facts.nctr_b),
-        (context.table(hermite_order, functions.l, functions.first), context.table(packed_triples, functions.l)), z,
-        parts, out,
+        components(context, facts.lb, facts.pure, facts.nctr_b), functions, z, parts, more, out,
     )  # fmt: skip

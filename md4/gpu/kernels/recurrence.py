@@ -225,8 +225,11 @@ def r_launcher(context, kind, parameter, l, axis):
 
 
 def launch_listed_r(context, operator, ab, cd, table, count, r):
-    """r of `count` primitive quartets, whose primitive pairs of both lists are in `table`, a pair of buffers."""
-    launch = context.fixed(r_launcher, operator.kind, operator.parameter, ab.facts.l + cd.facts.l, None)
+    """r of `count` primitive quartets, whose primitive pairs of both lists are in `table`, a pair of buffers.
+
+    As `launch_r`.
+    """
+    launch = context.fixed(r_launcher, operator.kind, operator.parameter, *upto(ab.facts, cd.facts))
     launch(context, (records(ab), records(cd), 0, 0, 0, *table, count), ab, cd, NO_LIMITS, r)
 
 
@@ -235,6 +238,10 @@ def launch_r(context, operator, ab, cd, r, limits):
 
     It is without odd elements if `md4.gpu.r_layout.even_r` says so of the chunks.
     """
-    axis = ab.facts.mirror[0] if even_r(ab.facts, cd.facts) else None
-    launch = context.fixed(r_launcher, operator.kind, operator.parameter, ab.facts.l + cd.facts.l, axis)
+    launch = context.fixed(r_launcher, operator.kind, operator.parameter, *upto(ab.facts, cd.facts))
     launch(context, primitive_quartets(ab, cd), ab, cd, limits, r)
+
+
+def upto(bra, ket):
+    """L of two `ListFacts`, and the mirror axis of even r."""
+    return bra.l + ket.l, bra.mirror[0] if even_r(bra, ket) else None

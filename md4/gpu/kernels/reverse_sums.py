@@ -25,6 +25,7 @@ from md4.gpu.emit.tile_products import Lane, make_product_step, tile_kind
 from md4.gpu.emit.values import FP64, OPEN, select, tuple_of, word
 from md4.gpu.kernels.gamma_table import GammaTable
 from md4.gpu.kernels.groups import Grid, HalfTransformed, PairRange, block_place, pair_range, primitives_of
+from md4.gpu.staircases import whole_rows
 from md4.gpu.tiles import blocks_of_8
 from md4.gpu.tuning import REVERSE
 
@@ -146,18 +147,18 @@ def make_fill(rows8):
     """Device function: the threads make Gamma of the rows of a tile and `INNER` inner indices from n on.
 
     It goes to shared memory from the place `first` on, as blocks of 8 rows [row][8 inner indices]. Of each row,
-    `row_aos` has its functions a and b, or -1 where there is none.
+    `row_aos` has its functions a and b, or -1 where there is none. `rows_cd` are those of the ket's functions.
     """
     rows, element = 8 * rows8, jit_device(gamma_element)
 
-    def fill(gamma, first, row_aos, n, total, same, ket, ncd, densities):
+    def fill(gamma, first, row_aos, n, total, same, ket, rows_cd, densities):
         tid, step = i64(cuda.threadIdx.x), i64(cuda.blockDim.x) // INNER
         k, row = tid & (INNER - 1), tid // INNER
         n += k
-        live, c, d, weight = n < total, i64(0), i64(0), 0.0
+        live, c, d, weight, ncd = n < total, i64(0), i64(0), 0.0, rows_cd.size
         if live:
             kl = quotient(n, ncd)
-            cd = n - kl * ncd
+            cd = i64(rows_cd[n - kl * ncd])
             c0, d0 = ket.aos[ket.first + kl, 0], ket.aos[ket.first + kl, 1]
             c = quotient(cd, ket.nb)
             c, d = c0 + c, d0 + cd - c * ket.nb
@@ -177,11 +178,11 @@ def make_fill_of_table(rows8):
     """As `make_fill`, from a table: `row_aos` has the number of each row in place of b, `pair` is that of its pair."""
     rows = 8 * rows8
 
-    def fill(gamma, first, row_aos, n, total, pair, ket, ncd, table):
+    def fill(gamma, first, row_aos, n, total, pair, ket, rows_cd, table):
         tid, step = i64(cuda.threadIdx.x), i64(cuda.blockDim.x) // INNER
         k, row = tid & (INNER - 1), tid // INNER
         n += k
-        place, source = first + (k >> 3) * (8 * rows) + (k & 7), table.first + (ket.first * ncd + n) * table.of_ket
+        place, source = first + (k >> 3) * (8 * rows) + (k & 7), table.first + (ket.first * rows_cd.size + n) * table.of_ket
         while row < rows:
             value = 0.0
             if n < total and row_aos[2 * row] >= 0:
@@ -202,16 +203,16 @@ def reverse_sums(rows8, nt, unit, by_table=False):
     load_columns, add_tile = make_load_columns(nt), make_add_tile(rows8, nt)
     make, of_gamma = (make_fill_of_table, GammaTable) if by_table else (make_fill, Densities)
     fill = make(rows8)
-    place, primitives = jit_device(block_place), jit_device(primitives_of)
+    block, primitives = jit_device(block_place), jit_device(primitives_of)
 
     def kernel(
-        bra: FunctionPairs, ab: PairRange, ket: FunctionPairs, u: HalfTransformed, limits: I32, densities: of_gamma,
-        z: ReverseSums, parts: i64, grid: Grid,
+        bra: FunctionPairs, ab: PairRange, ket: FunctionPairs, rows_ab: I32, rows_cd: I32, u: HalfTransformed,
+        limits: I32, densities: of_gamma, z: ReverseSums, parts: i64, grid: Grid,
     ):  # fmt: skip
         gamma, row_aos = cuda.shared.array(0, types.float64), cuda.shared.array(places, types.int32)
         tid, threads = i64(cuda.threadIdx.x), i64(cuda.blockDim.x)
         lane, warp = tid & 31, tid >> 5
-        row_block, column_block, rest = place(grid)
+        row_block, column_block, rest = block(grid)
         part, pair = rest % parts, rest // parts
         first, last = primitives(ab, pair)
         column, ncol = column_block * (nt * (threads >> 5)), (last - first) * u.nq8
@@ -227,15 +228,16 @@ def reverse_sums(rows8, nt, unit, by_table=False):
         a0, b0 = bra.aos[bra.first + pair, 0], bra.aos[bra.first + pair, 1]
         row = tid
         while row < rows:
-            own = row_block * rows + row
+            place = row_block * rows + row
+            own = i64(rows_ab[min(place, rows_ab.size - 1)])
             of_a = quotient(own, bra.nb)
-            row_aos[2 * row] = a0 + of_a if of_a < bra.na else -1
+            row_aos[2 * row] = a0 + of_a if place < rows_ab.size else -1
             row_aos[2 * row + 1] = own if by_table else b0 + own - of_a * bra.nb
             row += threads
         cuda.syncthreads()
         slot, address = i64(0), shared_address(gamma) + 16 * lane
         this = (bra.first + pair) * bra.na * bra.nb if by_table else i64(a0 == b0)
-        fill(gamma, i64(0), row_aos, n, end, this, ket, u.nab, densities)
+        fill(gamma, i64(0), row_aos, n, end, this, ket, rows_cd, densities)
         cuda.syncthreads()
         tile, own, stride = empty(), 2 * (lane & 3), u.npair * u.nab * 8
         source = ((first - ab.first_prim) * u.nq8 + column) * stride + (lane >> 2)
@@ -245,7 +247,7 @@ def reverse_sums(rows8, nt, unit, by_table=False):
             two = load_columns(u.numbers, source + (here + 8) * 8, stride, end - here - 8, ncol - column)
             n += INNER
             if n < end:
-                fill(gamma, (1 - slot) * size, row_aos, n, end, this, ket, u.nab, densities)
+                fill(gamma, (1 - slot) * size, row_aos, n, end, this, ket, rows_cd, densities)
             tile = step(tile, i32(address + slot * (8 * size)), one, i32(rows8))
             tile = step(tile, i32(address + slot * (8 * size) + 64 * rows), two, i32(rows8))
             slot = 1 - slot
@@ -286,7 +288,7 @@ def launch_reverse(context, tile, row_blocks, aos, ab, cd, u, nq8, limits, densi
     aos : tuple of Buffer
         First AOs of the bra and of the ket list.
     ab, cd : md4.engine.PreparedPairs
-        Slices of both.
+        Slices of both, with the functions that take part.
     u : Buffer
         U of the chunk, with `nq8` blocks of 8 p.
     limits : Buffer of int32
@@ -304,5 +306,6 @@ def launch_reverse(context, tile, row_blocks, aos, ab, cd, u, nq8, limits, densi
     context.launch(
         variant, row_blocks * column_blocks * parts * ab.npair, 32 * tile.warps, 2 * 8 * 8 * tile.rows8 * INNER,
         (aos[0], ab.first, bra.na, bra.nb), pair_range(ab), (aos[1], cd.first, ket.na, ket.nb),
-        (u, nq8, cd.npair, ket.nab), limits, densities, z, parts, (row_blocks, column_blocks),
+        context.table(whole_rows, bra.h_class), context.table(whole_rows, ket.h_class), (u, nq8, cd.npair, ket.nab),
+        limits, densities, z, parts, (row_blocks, column_blocks),
     )  # fmt: skip
