@@ -27,6 +27,7 @@ from md4.gpu.backend import GpuBackend
 from md4.gpu.buffers import Buffer
 from md4.gpu.dry_run import BLOCK_SHARED, NoArray
 from md4.gpu.fitting_forces import TableTerms
+from md4.gpu.force_planes import Plane
 from md4.gpu.h_layout import KET_SINGLES
 from md4.gpu.hermite_coulomb import DeviceCoulomb
 from md4.gpu.kernels import scatter
@@ -226,11 +227,14 @@ def launch_gradient(backend, bra, ket):
     lists = [PairList(side, *[np.ones(len(side))] * 3, (0, 0)) for side in (bra, ket)]
     basis = Basis.from_arrays([0, 0], [[1.0]] * 2, [[1.0]] * 2, np.zeros((2, 3)))
     bounds = [GradientBounds(this.pairs.pairs, basis.centres, this.exact, this.exact) for this in lists]
-    of_densities = forces.Terms((NOTHING,) * 3 + (1,), (NOTHING,) * 4 + (1, 0.0), (NOTHING, NOTHING))
+    planes = [None, *(Plane(0, mixed) for mixed in (False, True))]
+    of_densities = [
+        forces.Terms((NOTHING,) * 3 + (1,), (NOTHING,) * 4 + (1, 0.0), (NOTHING, NOTHING), plane) for plane in planes
+    ]  # fmt: skip
     of_table = TableTerms(NOTHING, NOTHING, 0.0, dict.fromkeys((0, 1), (0, 0)), (1, 1), (1, 1), (NOTHING, NOTHING))
     made = forces.DeviceForces(basis, lists, bounds, bounds)
     launch_norms(backend.context, of_table.gamma_of(0, 1), bra, ket, of_table.norms_of(0, 1))
-    for terms in (of_densities, of_table):
+    for terms in (*of_densities, of_table):
         for task in made.tasks(backend, [0], [1]):
             ((counts,), _), (out,) = made.count([backend], [task], [1], terms), made.outs(backend.context, [task])
             made.launch(backend, task, [1], counts, terms, backend.context.pool.share, out)

@@ -193,11 +193,11 @@ def make_builds(backend, basis):
 
 
 def make_forces(backend, basis):
-    """Gradients of J and K of a basis, and of J alone."""
+    """Gradients of J and K of a basis, and of J alone, for densities that are symmetric in its plane, if it has one."""
     frame = Frame(basis.regrouped()[0], np.arange(basis.nao), backend, Alone())
-    one, ones = np.ones(1), np.ones((1, basis.nao, basis.nao))
+    one, density = np.ones(1), np.eye(basis.nao)[None]
     for exchange in (one, 0 * one):
-        rehearse_forces(backend, frame.basis, TOLERANCE * frame.sharpening, (ones, one, exchange), 0.0)
+        rehearse_forces(backend, frame.basis, TOLERANCE * frame.sharpening, (density, one, exchange), 0.0)
 
 
 def make_rows(backend, basis):

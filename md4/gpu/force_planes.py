@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from md4.gpu.part_plans import gains_by_plane
 from md4.method.mirror import function_parities
 from md4.shells.schwarz import block_norms
 
@@ -63,11 +62,9 @@ def mixed_bound(basis, pairs, bounds, mixed, norms, coulomb, exchange):
 
 def plane_of(basis, pairs, bounds, densities, norms, coulomb, exchange, tolerance):
     """(`Plane` or None, bounds of what is left out for its sake and of their squares), arguments as of `mixed_bound`.
-
-    A plane is used in bases of which J and K are made so, too.
     """
     axis, none = basis.mirror_axis, np.zeros(2)
-    if axis is None or not gains_by_plane(basis):
+    if axis is None:
         return None, none
     mixed = between_parities(basis, axis, densities)
     if not mixed.any():

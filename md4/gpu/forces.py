@@ -19,6 +19,7 @@ J alone needs neither Gamma nor U (`md4.gpu.coulomb_forces`). In large molecules
 
 from contextlib import contextmanager
 from functools import cached_property
+from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
@@ -297,7 +298,7 @@ class DeviceForces(ForceTasks, CoulombBounds):
         """`Way` of two lists, given by their numbers."""
         key = bra, ket, plane
         if key not in self.ways:
-            self.ways[key] = Way.of(context, *(self.lists[number].prepared.facts for number in (bra, ket)), plane)
+            self.ways[key] = Way.of(context, *(self.lists[number].prepared for number in (bra, ket)), plane)
         return self.ways[key]
 
     def launch(self, backend, task, batch, counts, terms, share, out):
@@ -339,38 +340,37 @@ class DeviceForces(ForceTasks, CoulombBounds):
     def add_lists(self, backend, bra, ab, ket, way, listed, terms, sums):
         """Adds to Z what ket pairs give bra pairs `ab` with which they are `listed`; both lists by their numbers."""
         context, cd, in_lanes = backend.context, self.lists[ket].prepared, way.lanes is not None
-        gamma = context.pool.room("gamma", gamma_numbers(listed.shells, way.gamma, in_lanes))
+        places = gamma_numbers(listed.shells, way.gamma, in_lanes)
+        gamma, of_gamma = context.pool.room("gamma", places[-1]), terms.gamma_of(bra, ket)
         norms, (parts, each) = terms.norms_of(bra, ket), way.divided(listed.most, listed.quartets)
-        fields, table = [sums[one.parity].fields(parts) for one in way.meetings], self.table(context, listed, not in_lanes)
+        fields = [sums[one.parity].fields(parts) for one in way.meetings]
+        table = self.table(context, listed, not in_lanes)
         launch_select(
             context, len(ab), ab.facts.max_prim, self.bounded(context, bra, True, terms), ab.first,
             self.bounded(context, ket, False, terms), len(cd), norms, PRIMITIVE_PART * norms[-1],
             (table[2], listed.of_warps, fields[0][0]), table, terms.by_table,
         )  # fmt: skip
-        r = None
-        for meeting, plan, z in zip(way.meetings, way.fused or (None,), fields):
-            one, other, hermite = part_of(ab, meeting.bra), part_of(cd, meeting.ket), meeting.hermite
-            self.make_gamma(context, in_lanes, table[2:4], one, other, terms, terms.gamma_of(bra, ket), gamma)
-            if in_lanes:
-                h = other.h(KET_ROWS).array
-                launch_reverse_lanes(
-                    context, backend.operator, way.lanes, one, other, h, gamma, hermite, table, z, parts, each
-                )  # fmt: skip
-            else:
-                h = other.h(BRA_TURNED).array
-                if r is None:
-                    r = context.pool.room("r", listed.quartets * way.r)
-                    of_prims, count, side = (table[5], table[4]), listed.quartets, hermite_side(ab, hermite)
-                    launch_listed_r(context, backend.operator, other, side, of_prims, count, r)
-                launch_reverse_fused(context, plan, one, other, h, gamma, hermite, r, table, z, parts, each)
-
-    def make_gamma(self, context, in_lanes, quartets, ab, cd, terms, of_gamma, out):
-        """Gamma of shell quartets into `out`."""
         if terms.by_table:
-            launch_gamma_of_table(context, in_lanes, quartets, ab, cd, of_gamma, out)
+            launch_gamma_of_table(context, in_lanes, table[2:4], ab, cd, of_gamma, gamma)
         else:
             aos = first_aos(context, ab, self.basis), first_aos(context, cd, self.basis)
-            launch_gamma(context, in_lanes, quartets, aos, ab, cd, of_gamma, out)
+            facts = [one[:2] for one in way.meetings]
+            launch_gamma(context, in_lanes, table[2:4], aos, ab, cd, of_gamma, gamma, facts)
+        if in_lanes:
+            (meeting,), (z,), h = way.meetings, fields, cd.h(KET_ROWS).array
+            launch_reverse_lanes(
+                context, backend.operator, way.lanes, ab, cd, h, gamma, meeting.hermite, table, z, parts, each
+            )  # fmt: skip
+            return
+        r, of_prims = context.pool.room("r", listed.quartets * way.r), (table[5], table[4])
+        for meeting, plan, z, (first, last) in zip(way.meetings, way.fused, fields, pairwise(places)):
+            one, other, hermite = part_of(ab, meeting.bra), part_of(cd, meeting.ket), meeting.hermite
+            h = other.h(BRA_TURNED).array
+            if first == 0:
+                side = hermite_side(ab, hermite)
+                launch_listed_r(context, backend.operator, other, side, of_prims, listed.quartets, r)
+            here = gamma.part(first, (last - first,))
+            launch_reverse_fused(context, plan, one, other, h, here, hermite, r, table, z, parts, each)
 
     @staticmethod
     def table(context, listed, bra_prims):

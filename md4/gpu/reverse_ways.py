@@ -27,6 +27,11 @@ from md4.method.angular import nherm
 from md4.method.mirror import part_functions
 from md4.shells.shell_pairs import list_facts, part_facts
 
+# What `md4.gpu.kernels.reverse_fused` takes: predicted seconds of a product of blocks of 8, and such products as whose
+# the rest of what a warp does for a primitive quartet counts. What must be saved by even and odd functions that meet
+# apart, without screening: there are more launches.
+WORK, WARP_WORK, LEAST_SAVED = 2.4e-11, 4, 1e-4
+
 
 @cache
 def hermite_facts(l, first=0):
@@ -102,26 +107,49 @@ class Way(NamedTuple):
     fused : tuple of md4.gpu.kernels.reverse_fused.FusedReverse
         The plan for each of the `meetings` where they take such lists. Without either, rectangles are taken.
     meetings : tuple of Meeting
-    gamma, r : int
-        Numbers of Gamma of a shell quartet, and of r of a primitive quartet.
+    gamma : tuple of int
+        Numbers of Gamma of a shell quartet, for each of them.
+    r : int
+        Numbers of r of a primitive quartet.
     """
 
     lanes: Any
     fused: tuple
     meetings: tuple
-    gamma: int
+    gamma: tuple
     r: int
 
     @classmethod
-    def of(cls, context, bra, ket, plane):
-        """On a device, for `ListFacts` of both lists, and as for `meetings`."""
-        lanes = lane_plan(bra, ket, hermite_of(bra))
+    def of(cls, context, ab, cd, plane):
+        """On a device, for two prepared lists, and as for `meetings`."""
+        bra, ket = ab.facts, cd.facts
+        lanes, whole = lane_plan(bra, ket, hermite_of(bra)), meetings(bra, ket, None)
         if lanes:
-            return cls(lanes, (), meetings(bra, ket, None), gamma_size(bra, ket, True), 0)
-        every = meetings(bra, ket, plane)
+            return cls(lanes, (), whole, (gamma_size(bra, ket, True),), 0)
+        found = cls.in_meetings(context, whole)
+        if plane is None:
+            return found
+        apart = cls.in_meetings(context, meetings(bra, ket, plane))
+        if found.fused and apart.fused:
+            saved = (found.work - apart.work) * WORK * ab.nprim * cd.nprim
+            return apart if saved > LEAST_SAVED else found
+        return apart
+
+    @classmethod
+    def in_meetings(cls, context, every):
+        """Of functions that meet so, on tensor cores."""
         fused = tuple(fused_reverse(context.unit, *one, context.block_shared) for one in every)
-        gamma = max(gamma_size(one.bra, one.ket, False) for one in every)
+        gamma = tuple(gamma_size(one.bra, one.ket, False) for one in every)
         return cls(None, () if None in fused else fused, every, gamma, r_stride_of(*every[0][1:]))
+
+    @property
+    def work(self):
+        """About what `fused` takes for a primitive quartet, in products of blocks of 8."""
+        return sum(
+            plan.column_blocks(one.hermite) * plan.warps
+            * (WARP_WORK + plan.nt * plan.rows_cd * (blocks_of_8(one.ket.nherm) + plan.rows_ab))
+            for plan, one in zip(self.fused, self.meetings)
+        )
 
     @property
     def listed(self):
@@ -136,7 +164,7 @@ class Way(NamedTuple):
 
     def nbytes(self, shells, quartets):
         """Bytes of Gamma, lists and r of so many shell quartets and primitive quartets, or of several such numbers."""
-        return (8 * self.gamma + 8) * shells + (8 if self.lanes else 12 + 8 * self.r) * quartets
+        return (8 * sum(self.gamma) + 8) * shells + (8 if self.lanes else 12 + 8 * self.r) * quartets
 
 
 class Listed(NamedTuple):
@@ -238,11 +266,11 @@ def z_bytes(ab, plane=None):
 
 def least_bytes(context, bra, ket, plane):
     """Bytes of Z of a bra pair, and of lists, Gamma, r and U with all pairs of a ket list."""
-    one, other = bra.facts, ket.facts
-    way, z = Way.of(context, one, other, plane), one.max_prim * z_bytes(bra, plane)
+    one = bra.facts
+    way, z = Way.of(context, bra, ket, plane), one.max_prim * z_bytes(bra, plane)
     if way.listed:
-        gamma = gamma_numbers(len(ket), way.gamma, way.lanes is not None)
-        return z + 8 * (gamma - len(ket) * way.gamma) + way.nbytes(len(ket), one.max_prim * ket.nprim)
+        gamma = gamma_numbers(len(ket), way.gamma, way.lanes is not None)[-1]
+        return z + 8 * (gamma - len(ket) * sum(way.gamma)) + way.nbytes(len(ket), one.max_prim * ket.nprim)
     return z + rectangle_bytes(bra, ket)
 
 
@@ -274,8 +302,8 @@ def parts_of(ab, hermite):
 def chunks(bra, ket, hermite, counts, budget, prims=REVERSE.few_prims):
     """Slices (ab, cd) of a rectangle whose r and U take about `budget` bytes, without ket pairs that never count.
 
-    U has the functions `hermite`. `counts` says with how many ket pairs each bra pair counts. As few slices of the ket list are made as allow so many
-    primitive pairs of the bra.
+    U has the functions `hermite`. `counts` says with how many ket pairs each bra pair counts. As few slices of the ket
+    list are made as allow so many primitive pairs of the bra.
     """
     np8, stride = blocks_of_8(hermite.nherm), r_stride_of(ket.facts, hermite)
     budget, of_ket = max(1, budget // 8), ket.pairs.start

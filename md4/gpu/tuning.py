@@ -47,7 +47,9 @@ class ReverseTuning:
 
 REVERSE = ReverseTuning(
     most_rows=8, most_warps=8, most_parts=16, few_prims=512, most_fused=16, few_fused=7,
-    most_words=28, ends_together=(((1,), (2,), (3,)), ((1, 2), (2, 3)), ((2, 4, 5), (4, 4, 5))),
+    most_words=28, ends_together=(
+        ((1,), (2,), (3,)), ((1, 2), (2, 2), (2, 3), (3, 3)), ((2, 3, 3), (2, 4, 5), (3, 4, 5), (4, 4, 5)),
+    ),
     registers=(56, 104), least_warps=8, steps=((8, 2), (4, 2), (2, 2), (1, 2), (1, 1)),
     lane_bytes=16 << 10, lane_elements=1000, lane_doubles=40, lane_products=1000, lane_warps=5,
     fused_pieces=(32, 6000), lane_pieces=(256, 12000),

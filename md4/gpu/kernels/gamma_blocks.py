@@ -5,6 +5,7 @@ density that some quartets need to shared memory, two for J and four for exchang
 Where Gamma is in a table already, it is brought into the same order.
 """
 
+from itertools import accumulate
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
@@ -21,6 +22,23 @@ from md4.gpu.tiles import blocks_of_8
 THREADS, GROUP_BYTES = 128, 24 << 10
 # Quartets of a block at most, and of a tile side by side: the lanes of a warp, no tunable number.
 GROUP = 32
+
+
+class Functions(NamedTuple):
+    """The functions ab and cd that meet.
+
+    Attributes
+    ----------
+    rows, order : int32 array
+        Those of the bra, and of the ket in the order of a tile's rows: `md4.gpu.staircases.whole_rows` and
+        `whole_row_table`.
+    columns : int64
+        How many the ket has.
+    """
+
+    rows: I32
+    order: I32
+    columns: i64
 
 
 class ShellQuartets(NamedTuple):
@@ -66,19 +84,36 @@ def places_of(na, nb, nc, nd):
     return cd, ac, bd, ad, ad + 8 * na * nd
 
 
+def size_of_blocks(functions):
+    """Numbers of a quartet (device function)."""
+    width = min(functions.columns, i64(8))
+    return functions.rows.size * (functions.columns if width < 8 else (functions.columns + 7) & -8)
+
+
+def function_in_blocks(functions, n):
+    """Of the n-th number of a quartet: ab, cd, and 0.0 where blocks are filled up, else 1.0 (device function)."""
+    width, nrow = min(functions.columns, i64(8)), functions.rows.size
+    line = quotient(n, width)
+    block = quotient(line, nrow)
+    row, column = i64(functions.rows[u64(line - block * nrow)]), (block - line) * width + n
+    factor = 1.0 if column < functions.columns else 0.0
+    return row, i64(functions.order[u64(min(column, functions.columns - 1))]), factor
+
+
 def gamma_blocks(side_by_side):
     """Kernel factory: Gamma as blocks of cd, [quartet][block][ab][8 cd], or in tiles of quartets `side_by_side`.
 
-    In blocks there are the `rows` ab and `columns` functions cd in the `order` of a tile's rows
-    (`md4.gpu.staircases.whole_row_table`). Several blocks are filled up by zeros, one has only what there is. Side by
-    side there are all ab and cd, and zeros for one quartet more; a tile is [cd][ab][32 quartets].
+    In blocks there are the functions `even`, and those that are `odd` for all quartets behind them, from the number
+    `behind` on; all count as even where they are not apart. Several blocks are filled up by zeros, one has only what
+    there is. Side by side there are all ab and cd, and zeros for one quartet more; a tile is [cd][ab][32 quartets].
     """
     block_place, in_tile, more = jit_device(density_place), jit_device(tile_place), 1 if side_by_side else 0
     places, wait = jit_device(places_of), make_wait_copies(0)
+    size_of, function_at = jit_device(size_of_blocks), jit_device(function_in_blocks)
 
     def kernel(
         quartets: ShellQuartets, group: i64, size: i64, bra: FunctionPairs, ket: FunctionPairs, densities: Densities,
-        rows: I32, order: I32, columns: i64, out: F64,
+        even: Functions, odd: Functions, behind: i64, out: F64,
     ):  # fmt: skip
         d, aos = cuda.shared.array(0, types.float64), cuda.shared.array((GROUP, 4), types.int32)
         weights = cuda.shared.array(GROUP, types.float64)
@@ -159,21 +194,21 @@ def gamma_blocks(side_by_side):
                             b_left, bc_at = nb, i32(bc_at - all_bc)
                             ad_at, bd_at = i32(ad_at + row_bd), i32(bd_at + row_bd - all_bd)
             else:
-                nrow, width = rows.size, i64(8) if columns > 8 else columns
-                blocks = quotient(columns + width - 1, width) * nrow * width
-                step = min(blocks, i64(THREADS))
+                blocks, more_blocks = size_of(even), size_of(odd)
+                step = min(blocks + more_blocks, i64(THREADS))
                 together = quotient(i64(THREADS), step)
                 own = quotient(tid, step)
                 n = tid - own * step
-                while own < together and n < blocks:
-                    line = quotient(n, width)
-                    block = quotient(line, nrow)
-                    row, column = i64(rows[u64(line - block * nrow)]), (block - line) * width + n
-                    factor = 1.0 if column < columns else 0.0
-                    column = i64(order[u64(min(column, columns - 1))])
+                while own < together and n < blocks + more_blocks:
+                    if n < blocks:
+                        row, column, factor = function_at(even, n)
+                        place, many_blocks = (first + own) * blocks + n, blocks
+                    else:
+                        row, column, factor = function_at(odd, n - blocks)
+                        place, many_blocks = behind + (first + own) * more_blocks + n - blocks, more_blocks
                     a, c = quotient(row, nb), quotient(column, nd)
                     b, e, here = row - a * nb, column - c * nd, d_at + 8 * size * own
-                    of_j, of_k, place = factor * j, factor * half_k, (first + own) * blocks + n
+                    of_j, of_k = factor * j, factor * half_k
                     ab_at, cd_at = here + 8 * row, here + of_cd + 8 * column
                     ac_at, bd_at = here + of_ac + 8 * (a * nc + c), here + of_bd + 8 * (b * nd + e)
                     ad_at, bc_at = here + of_ad + 8 * (a * nd + e), here + of_bc + 8 * (b * nc + c)
@@ -189,7 +224,7 @@ def gamma_blocks(side_by_side):
                             )
                         value *= load_shared(weight_at)
                         out[u64(place)] = value if s == 0 else out[u64(place)] + value
-                        at, place = i32(at + 8 * size * together), place + together * blocks
+                        at, place = i32(at + 8 * size * together), place + together * many_blocks
                         weight_at = i32(weight_at + 8 * together)
                     n += step
 
@@ -235,24 +270,41 @@ def gamma_size(bra, ket, side_by_side):
     return bra.nab * (ket.nab if side_by_side or ket.nab <= 8 else 8 * blocks_of_8(ket.nab))
 
 
-def gamma_numbers(count, size, side_by_side):
-    """Numbers of so many quartets of `size` numbers each, side by side in whole tiles with one quartet more."""
-    return size * (GROUP * (count // GROUP + 1) if side_by_side else count)
+def gamma_numbers(count, sizes, side_by_side):
+    """Where Gamma of so many quartets of each of some `sizes` begins, and where the last ends.
+
+    Side by side they are in whole tiles, with one quartet more.
+    """
+    if side_by_side:
+        return 0, sizes[0] * GROUP * (count // GROUP + 1)
+    return *accumulate((-(-count * size // GROUP) * GROUP for size in sizes), initial=0),
 
 
-def launch_gamma(context, side_by_side, quartets, aos, ab, cd, densities, out):
-    """Gamma of shell quartets of two lists into `out`; arguments as those of the kernel and of `launch_reverse`."""
+def functions_of(context, bra, ket):
+    """`Functions` of two `ListFacts`."""
+    columns = context.table(whole_row_table, ket.h_class, blocks_of_8(ket.nab))
+    return context.table(whole_rows, bra.h_class), columns, ket.nab
+
+
+def launch_gamma(context, side_by_side, quartets, aos, ab, cd, densities, out, facts=None):
+    """Gamma of shell quartets of two lists into `out`; arguments as those of the kernel and of `launch_reverse`.
+
+    facts : list of tuple of ListFacts, optional
+        Those of bra and ket of the even and of the odd functions where they are apart.
+    """
     bra, ket, count = ab.facts, cd.facts, quartets[0].size + side_by_side
     # one more where it is even, so that quartets side by side are in different banks
-    size = bra.na * bra.nb + ket.na * ket.nb + (bra.na + bra.nb) * (ket.na + ket.nb) | 1
+    size = bra.nab + ket.nab + (bra.na + bra.nb) * (ket.na + ket.nb) | 1
     group = max(1, min(GROUP, GROUP_BYTES // (8 * size)))
     if side_by_side:
         group = 1 << group.bit_length() - 1  # no block begins within a sector of another's
+    even, *odd = facts or [(bra, ket)]
+    one = functions_of(context, *even)
+    behind = gamma_numbers(quartets[0].size, [gamma_size(*even, False)], False)[1]
     context.launch(
         Variant(gamma_blocks, (side_by_side,)), -(-count // group), THREADS, 8 * size * group, quartets, group, size,
-        (aos[0], ab.first, bra.na, bra.nb), (aos[1], cd.first, ket.na, ket.nb), densities,
-        context.table(whole_rows, bra.h_class), context.table(whole_row_table, ket.h_class, blocks_of_8(ket.nab)),
-        ket.nab, out,
+        (aos[0], ab.first, bra.na, bra.nb), (aos[1], cd.first, ket.na, ket.nb), densities, one,
+        functions_of(context, *odd[0]) if odd else (*one[:2], 0), behind, out,
     )  # fmt: skip
 
 

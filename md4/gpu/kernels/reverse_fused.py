@@ -374,6 +374,10 @@ class FusedReverse(NamedTuple):
     shared: int
     case: int
 
+    def column_blocks(self, hermite):
+        """Blocks of threads for the Hermite functions of the bra."""
+        return -(-blocks_of_8(hermite.nherm) // (self.nt * self.warps))
+
 
 def ends_together(ends):
     """The `md4.gpu.staircases.level_ends` of classes that share a variant, among these `ends`; it is named by the last.
@@ -440,7 +444,7 @@ def launch_reverse_fused(context, plan, ab, cd, h, gamma, hermite, r, table, z, 
         Among how many blocks the quartets of a primitive bra pair are divided, and how many each takes.
     """
     bra, ket, np8 = ab.facts, cd.facts, blocks_of_8(hermite.nherm)
-    column_blocks, (_, first, *_, numbers, shells) = -(-np8 // (plan.nt * plan.warps)), table
+    column_blocks, (_, first, *_, numbers, shells) = plan.column_blocks(hermite), table
     context.launch(
         Variant(reverse_fused, (*plan[:7], context.unit)), column_blocks * parts * ab.nprim, 32 * plan.warps,
         plan.shared,

@@ -182,7 +182,8 @@ def make_fill_of_table(rows8):
         tid, step = i64(cuda.threadIdx.x), i64(cuda.blockDim.x) // INNER
         k, row = tid & (INNER - 1), tid // INNER
         n += k
-        place, source = first + (k >> 3) * (8 * rows) + (k & 7), table.first + (ket.first * rows_cd.size + n) * table.of_ket
+        place = first + (k >> 3) * (8 * rows) + (k & 7)
+        source = table.first + (ket.first * rows_cd.size + n) * table.of_ket
         while row < rows:
             value = 0.0
             if n < total and row_aos[2 * row] >= 0:

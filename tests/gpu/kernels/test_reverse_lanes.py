@@ -111,10 +111,10 @@ def test_gamma_side_by_side(count):
         for room, these in zip(quartets, numbers):
             context.copy_in(room.pointer, these)
         quartets = tuple(Buffer(room.pointer, (count,), 4, room) for room in quartets)
-        out = context.pool.get(gamma_numbers(count, size, True))
+        out = context.pool.get(gamma_numbers(count, [size], True)[-1])
         sides = (SimpleNamespace(facts=this, first=0) for this in (bra, ket))
         launch_gamma(context, True, quartets, places, *sides, (*(sent(context, x) for x in (d, j, k)), nao), out)
-        found = host_array(out, "float64")[: gamma_numbers(count, size, True)].reshape(-1, size, 32)
+        found = host_array(out, "float64")[: gamma_numbers(count, [size], True)[-1]].reshape(-1, size, 32)
         found = found.transpose(0, 2, 1).reshape(-1, ket.nab, bra.nab).swapaxes(1, 2).copy()
     np.testing.assert_allclose(found[:count], right, rtol=0, atol=1e-14 * abs(right).max())
     assert not found[count].any()
