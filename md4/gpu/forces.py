@@ -138,8 +138,7 @@ class DeviceForces(ForceTasks, CoulombBounds):
             terms, buffers, for_plane = self.terms(backend, *others, tolerance)
             every = range(len(self.lists))
             quartets, left_out = self.add(backend, every, every, terms, found, part, parts, report, of_j.begin)
-            if part == 0:
-                left_out += for_plane
+            left_out += for_plane  # by each part, since nothing says that all have left it out
             for this in buffers:
                 backend.context.pool.release(this)
         of_j.end()
