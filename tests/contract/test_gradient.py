@@ -22,6 +22,7 @@ from solvers import solver
 import md4
 from md4.contract.gradient import energy_terms, separated
 from md4.errors import ArgumentError, MemoryLimitError, UnsupportedError
+from md4.gpu.force_planes import between_parities
 from md4.shells.basis import Basis
 from md4.shells.shell import Shell
 
@@ -438,6 +439,30 @@ def test_molecules_in_a_plane_on_a_gpu(atom, basis, gpu):
         for jk in (on_gpu, md4.JK(mol, backend="cuda")):
             np.testing.assert_array_equal(jk.gradient(dm, **options), found)
     assert (on_gpu._frame.rotation is not None) == isinstance(atom, str)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("apart", [True, False], ids=["apart", "as it is"])
+@pytest.mark.parametrize("cart", [False, True])
+def test_even_and_odd_functions_on_a_gpu(cart, apart, gpu, monkeypatch):
+    """Densities with the symmetry of the plane, without, and nearly; of two spins, with a mixture of operators."""
+    if apart:
+        monkeypatch.setattr("md4.gpu.reverse_ways.LEAST_SAVED", -np.inf)
+    mol = molecule("C 0 0.1 0.3; O 0 1.2 1.3; H 0 -0.7 1.0; H 0 0.4 -0.7", "cc-pvtz" if cart else "cc-pvqz", cart=cart)
+    basis = Basis.from_mol(mol)
+    on_cpu, on_gpu = md4.JK(mol, backend="cpu"), md4.JK(mol, backend="cuda")
+    dm = scf.UHF(mol).get_init_guess() + 1e-3 * symmetric(mol.nao, 2)
+    between = between_parities(basis, basis.mirror_axis, dm)
+    for mixed_by, options in (
+        (0.0, {}), (1.0, {}), (1e-10, {}), (0.0, {"exchange": 0.2, "long_range": (0.4, 0.6)}), (1.0, {"coulomb": 0.0}),
+    ):  # fmt: skip
+        given = dm - between + mixed_by * between
+        found, right = on_gpu.gradient(given, **options), on_cpu.gradient(given, **options)
+        assert abs(found - right).max() < 1e-9
+        assert abs(found - right).max() < on_gpu.stats.error_bound + on_cpu.stats.error_bound + CLOSE
+        np.testing.assert_array_equal(on_gpu.gradient(given, **options), found)
+        assert (abs(right[:, 0]).max() > 1e-6) == (mixed_by == 1)
+        assert mixed_by == 1 or abs(found[:, 0]).max() < on_gpu.stats.error_bound
 
 
 @pytest.mark.gpu
