@@ -25,6 +25,7 @@ from md4.cpu.matrices import symmetric_parts
 from md4.cpu.threads import in_threads
 from md4.engine import Engine
 from md4.errors import ArgumentError
+from md4.method.mirror import ao_parities, mixes_parities
 from md4.method.operators import Mixture, Operator, as_operator, check_order
 from md4.shells.schwarz import block_norms
 from md4.support.arguments import as_list, checked_real, shown
@@ -418,13 +419,16 @@ class Gradients:
             gradient = np.zeros((len(self._ends), 3))
             np.add.at(gradient, atoms, found)
             return gradient, stats
-        start, stats = time.perf_counter(), Statistics()
+        start, stats, densities = time.perf_counter(), Statistics(), self._frame.densities(densities)
         given = (densities, *factors), tolerance
         part = "J alone" if not factors[1].any() else None if factors[0].any() else "exchange alone"
+        basis = self._frame.basis
+        if basis.mirror_axis is not None:  # a GPU takes other kernels for densities that break the plane
+            part = part, mixes_parities(ao_parities(basis.classes, basis.pure, basis.mirror_axis), densities)
         self._compile_ahead("forces", operator, lambda *of: rehearse_forces(*of, *given), part)
         with self.engine.lock:
-            forces, densities = self._forces_of_lists(tolerance), self._frame.densities(densities)
-            of_blocks = block_norms(self._frame.basis, densities, in_threads), *factors
+            forces = self._forces_of_lists(tolerance)
+            of_blocks = block_norms(basis, densities, in_threads), *factors
             with ThreadPoolExecutor(1) as pool:  # while the workers make the others
                 more = pool.submit(unlisted_bound, forces.lists, forces.bounds, self._unlisted, *of_blocks)
                 total = self.team.forces(operator, (densities, *of_blocks), tolerance, self.progress)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from md4.method.mirror import function_parities
+from md4.method.mirror import ao_parities, between_parities, mixes_parities
 from md4.shells.schwarz import block_norms
 
 # Highest mean bound of what is left out of a shell quartet for the sake of the plane, in units of the tolerance.
@@ -28,12 +28,6 @@ class Plane(NamedTuple):
     mixed: bool
 
 
-def between_parities(basis, axis, densities):
-    """The densities without elements between two even or two odd AOs, shape (n, nao, nao)."""
-    odd = np.concatenate([function_parities(l, basis.pure, nctr, axis) for l, nctr in basis.classes.tolist()]) > 0
-    return np.where(odd[:, None] == odd, 0.0, densities)
-
-
 def mixed_bound(basis, pairs, bounds, mixed, norms, coulomb, exchange):
     """Bound of what Gamma of functions ab and cd of unlike parity adds to a force, the sum over all quartets.
 
@@ -44,7 +38,7 @@ def mixed_bound(basis, pairs, bounds, mixed, norms, coulomb, exchange):
         Shells of the pairs of each list.
     bounds : list of md4.shells.schwarz.GradientBounds
     mixed, norms : ndarray, shape (n, nshell, nshell)
-        `block_norms` of `between_parities`, and of the densities.
+        `block_norms` of `md4.method.mirror.between_parities`, and of the densities.
     coulomb, exchange : ndarray, shape (n,)
         Factors of the densities (`md4.gpu.kernels.reverse_sums`).
     """
@@ -66,10 +60,12 @@ def plane_of(basis, pairs, bounds, densities, norms, coulomb, exchange, toleranc
     axis, none = basis.mirror_axis, np.zeros(2)
     if axis is None:
         return None, none
-    mixed = between_parities(basis, axis, densities)
-    if not mixed.any():
-        return Plane(axis, False), none
-    bound = mixed_bound(basis, pairs, bounds, block_norms(basis, mixed), norms, coulomb, exchange)
+    # without the bounds, which a backend that launches nothing has not
+    odd = ao_parities(basis.classes, basis.pure, axis)
+    if mixes_parities(odd, densities):
+        return Plane(axis, True), none
+    mixed = block_norms(basis, between_parities(odd, densities))
+    bound = mixed_bound(basis, pairs, bounds, mixed, norms, coulomb, exchange) if mixed.any() else 0.0
     quartets = sum(map(len, pairs)) ** 2
     if not bound <= MIXED_PART * tolerance * quartets:
         return Plane(axis, True), none

@@ -18,6 +18,9 @@ from md4.method.angular import hermite_triples, nherm
 from md4.method.derivatives import derived_elements
 from md4.method.hermite import component_table, in_rows, nonzero_elements
 
+# Largest element of a density between an even and an odd AO that is taken for rounding, in units of the largest of all.
+ROUNDING = 2.0**-46
+
 
 def mirror_axis(centres):
     """The first of the axes z, y and x on which all centres have exactly the same coordinate, or None.
@@ -42,6 +45,21 @@ def component_parities(l, pure, axis):
 def function_parities(l, pure, nctr, axis):
     """Parity of each function of a shell, in the order [contraction][component]; shape (nctr ncomp,)."""
     return np.tile(component_parities(l, pure, axis), nctr)
+
+
+def ao_parities(classes, pure, axis):
+    """Whether each AO is odd, of shells with such (l, nctr); shape (nao,)."""
+    return np.concatenate([function_parities(l, pure, nctr, axis) for l, nctr in classes.tolist()]) == 1
+
+
+def between_parities(odd, densities):
+    """The densities without elements between two even or two odd AOs, shape (n, nao, nao); `odd` as `ao_parities`."""
+    return np.where(odd[:, None] == odd, 0.0, densities)
+
+
+def mixes_parities(odd, densities):
+    """Whether densities have elements between even and odd AOs, but for rounding."""
+    return not abs(between_parities(odd, densities)).max(initial=0.0) <= ROUNDING * abs(densities).max(initial=0.0)
 
 
 @cache

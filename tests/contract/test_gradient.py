@@ -22,7 +22,7 @@ from solvers import solver
 import md4
 from md4.contract.gradient import energy_terms, separated
 from md4.errors import ArgumentError, MemoryLimitError, UnsupportedError
-from md4.gpu.force_planes import between_parities
+from md4.method.mirror import ao_parities, between_parities
 from md4.shells.basis import Basis
 from md4.shells.shell import Shell
 
@@ -452,9 +452,9 @@ def test_even_and_odd_functions_on_a_gpu(cart, apart, gpu, monkeypatch):
     basis = Basis.from_mol(mol)
     on_cpu, on_gpu = md4.JK(mol, backend="cpu"), md4.JK(mol, backend="cuda")
     dm = scf.UHF(mol).get_init_guess() + 1e-3 * symmetric(mol.nao, 2)
-    between = between_parities(basis, basis.mirror_axis, dm)
+    between = between_parities(ao_parities(basis.classes, basis.pure, basis.mirror_axis), dm)
     for mixed_by, options in (
-        (0.0, {}), (1.0, {}), (1e-10, {}), (0.0, {"exchange": 0.2, "long_range": (0.4, 0.6)}), (1.0, {"coulomb": 0.0}),
+        (0.0, {}), (1.0, {}), (1e-12, {}), (0.0, {"exchange": 0.2, "long_range": (0.4, 0.6)}), (1.0, {"coulomb": 0.0}),
     ):  # fmt: skip
         given = dm - between + mixed_by * between
         found, right = on_gpu.gradient(given, **options), on_cpu.gradient(given, **options)
