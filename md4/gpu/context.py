@@ -15,7 +15,7 @@ from md4.gpu.buffers import Buffer, check, clear, copy_in_pieces, copy_to_device
 from md4.gpu.compile import launcher
 from md4.gpu.pool import Pool, TrackPool
 from md4.gpu.recording import Recorder
-from md4.gpu.tracks import Tracks
+from md4.gpu.tracks import Tracks, urgent_stream
 from md4.support.arguments import checked_stream
 from md4.support.environment import way_to_gpu
 from md4.support.locks import Lock, once
@@ -262,6 +262,11 @@ class DeviceContext:
         other = copy(self)
         other.stream, other.handle = stream, int(stream.handle)
         return other
+
+    @cached_property
+    def beside(self):
+        """The same on a stream that the engine's does not hold up: for short kernels, and copies of what is done."""
+        return self.on(urgent_stream())
 
     def on_track(self, track):
         """The same, of track 0, on another track: its stream, and rooms of its own."""

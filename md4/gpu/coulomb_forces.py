@@ -148,21 +148,22 @@ class CoulombForces:
     def end(self):
         """Adds all that J gives."""
         self.make()
-        self.take(self.pending)
+        self.take()
 
     def make(self):
         """Launches what is left, and adds what all densities but the last one give."""
         while self.left:
-            before, self.pending = self.pending, self.launched(*self.left.pop(0))
-            self.take(before)
+            this = self.launched(*self.left.pop(0))
+            self.take()
+            self.pending = this
 
-    def take(self, pending):
-        """Adds the derivatives of some tasks, which the device has been given, to those of the shells."""
-        for task, out in pending:
-            self.forces.take(self.backend.context, self.found, task, out)
+    def take(self):
+        """Adds the derivatives that were launched to those of the shells, once they are there."""
+        self.forces.take(self.backend.context, self.found, self.pending)
+        self.pending = []
 
     def launched(self, density, norms, factor):
-        """The (task, its derivatives) of one density, which the device is given."""
+        """What `DeviceForces.take` is given of one density, which the device is given."""
         forces, backend, context = self.forces, self.backend, self.backend.context
         lists, root, pending = [this.prepared for this in forces.lists], np.sqrt(abs(factor)), []
         rule, count, without = forces.coulomb_rule(root * norms, 0.0 if context.dry else self.tolerance)
@@ -181,4 +182,5 @@ class CoulombForces:
             pending.append((task, out))
         target.forget()
         context.pool.release(target.buffer)
-        return pending
+        wait = backend.mark()
+        return [(task, out, wait) for task, out in pending]

@@ -144,6 +144,10 @@ class DryContext(DeviceContext):
         self.tracks, self.track = NoTracks(self.stream), 0
         self.pool, self.recorder, self.known, self.asked = NoMemory(left), NoRecorder(), {}, {}
 
+    @property
+    def beside(self):
+        return self
+
     def launch(self, variant, grid, block, shared, *args):
         self.asked[variant] = max(shared, self.asked.get(variant, 0))
 
@@ -168,10 +172,6 @@ class HostCounts(PairMaker):
     def __init__(self, context):
         super().__init__(context)
         self.samples = WeakKeyDictionary()
-
-    @property
-    def counting(self):
-        return self.context
 
     def prepare(self, basis, pairs, cutoff):
         """As `PairMaker.prepare`; the data have rough bounds as well."""

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from md4.errors import MemoryLimitError
-from md4.gpu.buffers import Buffer, words
+from md4.gpu.buffers import Buffer, words, written_array
 from md4.gpu.coulomb_forces import CoulombBounds, CoulombForces, apart_from_exchange
 from md4.gpu.dealing import Dealer
 from md4.gpu.force_planes import Plane, plane_of
@@ -48,8 +48,8 @@ from md4.gpu.tiles import blocks_of_8
 from md4.gpu.tuning import CHUNK_BYTES
 from md4.plan import groups_within
 
-# Most bytes of the numbers of ket pairs that tasks count together.
-COUNT_BYTES = 1 << 26
+# Most bytes of the numbers of ket pairs, and of first quartets, of tasks that count together.
+COUNT_BYTES = 1 << 28
 # Primitive quartets with bounds below this part of the tolerance are left out of the shell quartets that count.
 PRIMITIVE_PART = 0.1
 
@@ -95,11 +95,14 @@ class Counts(NamedTuple):
         For each primitive bra pair, how many primitive ket pairs.
     of_warps : list of Buffer
         Of each list; see `md4.gpu.kernels.select_kets.KetCounts`.
+    first : Buffer of int64
+        Room for `md4.gpu.kernels.select_kets.QuartetTable.first` and `first_quartets` of all lists.
     """
 
     pairs: np.ndarray
     prims: np.ndarray
     of_warps: list
+    first: Buffer
 
 
 def of_terms(chosen, *arrays):
@@ -123,6 +126,7 @@ class DeviceForces(ForceTasks, CoulombBounds):
     def __init__(self, basis, lists, bounds, of_prims, beside=()):
         super().__init__(basis, lists, beside)
         self.bounds, self.of_prims, self.tables, self.ways = bounds, of_prims, {}, {}
+        self.host = np.zeros(0)  # for derivatives of a task
 
     def run(self, backend, densities, norms, coulomb, exchange, tolerance, part=0, parts=1, report=None):
         """As `md4.cpu.forces.HostForces.run`."""
@@ -187,23 +191,24 @@ class DeviceForces(ForceTasks, CoulombBounds):
         few = self.working_tracks(tracks, bras, kets, terms.plane)
         for batch in self.batches(backend, kets):
             made, before = [], 0.0
-            for tasks in self.counted_together(self.tasks(backend, bras, batch, part, parts, terms.plane), len(batch)):
-                every, without = self.count(tracks, tasks, batch, terms)
+            every = self.tasks(backend, bras, batch, part, parts, terms.plane)
+            for tasks in self.counted_together(every, len(batch), context.pool.share(COUNT_BYTES)):
+                numbers, without = self.count(tracks, tasks, batch, terms)
                 left_out += without
                 # now the device has done all that it was given before
                 if report is not None and before:
                     report(before)
                 before = sum(task.seconds for task in tasks)
-                outs = self.outs(context, tasks)
+                outs, done, made = self.outs(context, tasks), made, []
                 with self.dealt(few, tasks) as dealt:
-                    for (here, task), counts, out in zip(dealt, every, outs):
-                        quartets += self.launch(here, task, batch, counts, terms, context.pool.share, out)
-                made += zip(tasks, outs)
+                    for (here, task), counts, out in zip(dealt, numbers, outs):
+                        quartets += self.launch(here, task, batch, counts, terms, context, out)
+                        made.append((task, out, backend.mark()))
+                self.take(context, found, done)
             if meanwhile is not None:
                 meanwhile()
                 meanwhile = None
-            for task, out in made:
-                self.take(context, found, task, out)
+            self.take(context, found, made)
             if report is not None and made:
                 report(before)
         return quartets, left_out
@@ -242,10 +247,10 @@ class DeviceForces(ForceTasks, CoulombBounds):
         start = self.lists[task.number].pairs.start
         return count_sizes(task.last - task.first, int(start[task.last] - start[task.first]))
 
-    def counted_together(self, tasks, nlist):
-        """Successive tasks, whose counts take at most `COUNT_BYTES`; a large task is alone."""
-        needs = [4 * nlist * sum(self.counts_of(task)) for task in tasks]
-        return [tasks[group.start : group.stop] for group in groups_within(needs, COUNT_BYTES)]
+    def counted_together(self, tasks, nlist, most):
+        """Successive tasks, whose counts take so many bytes at most; a large task is alone."""
+        needs = [nlist * (4 * sum(self.counts_of(task)) + 8 * self.first_width(task)) for task in tasks]
+        return [tasks[group.start : group.stop] for group in groups_within(needs, most)]
 
     def count(self, backends, tasks, batch, terms):
         """What counts of each list of a batch with the bra pairs of tasks, which are dealt to tracks.
@@ -257,24 +262,27 @@ class DeviceForces(ForceTasks, CoulombBounds):
         left_out : ndarray, shape (2,)
             As of `run`.
         """
-        context, nlist = backends[0].context, len(batch)
+        context, nlist, widths = backends[0].context, len(batch), [self.first_width(task) for task in tasks]
         sizes = nlist * np.array([self.counts_of(task) for task in tasks])
         edges, of_warps = (np.cumsum([0, *these]).tolist() for these in sizes.T)
         numbers, most = np.zeros(edges[-1], dtype=np.int32), 2 * max(task.last for task in tasks)
         left_out = np.zeros((len(backends), most))
         sums = context.pool.room("left out", left_out.size)
         room = context.pool.room("ket counts", words(4 * (edges[-1] + of_warps[-1])))
+        first_ones, places = context.pool.room("first quartets", nlist * sum(widths)), np.cumsum([0, *widths]) * nlist
         context.clear(sums)
         counts = []
         with self.dealt(backends, tasks) as dealt:
-            for (backend, task), first, end, of_them in zip(dealt, edges, edges[1:], of_warps):
+            for (backend, task), first, end, of_them, (place, behind) in zip(
+                dealt, edges, edges[1:], of_warps, pairwise(places.tolist())
+            ):
                 here, npair, parts = backend.context, task.last - task.first, []
                 bra, own = self.bounded(here, task.number, True, terms), sums.part(most * here.track, (most,))
                 facts, (size, of_warp) = self.lists[task.number].prepared.facts, self.counts_of(task)
                 for n, number in enumerate(batch):
                     ket, norms = self.bounded(here, number, False, terms), terms.norms_of(task.number, number)
-                    places = (first + n * size, size), (edges[-1] + of_them + n * of_warp, of_warp)
-                    one, part = (Buffer(room.pointer + 4 * at, (count,), 4, room.owner) for at, count in places)
+                    both = (first + n * size, size), (edges[-1] + of_them + n * of_warp, of_warp)
+                    one, part = (Buffer(room.pointer + 4 * at, (count,), 4, room.owner) for at, count in both)
                     way = self.way(here, task.number, number, terms.plane)
                     limit = PRIMITIVE_PART * norms[-1] if way.listed else 0.0
                     launch_select(
@@ -284,11 +292,12 @@ class DeviceForces(ForceTasks, CoulombBounds):
                     parts.append(part)
                 of_task = numbers[first:end].reshape(nlist, -1)
                 of_pairs = of_task[:, : 2 * npair].reshape(nlist, npair, 2)
-                counts.append(Counts(of_pairs, of_task[:, 2 * npair :], parts))
+                room_of_task = first_ones.part(place, (behind - place,))
+                counts.append(Counts(of_pairs, of_task[:, 2 * npair :], parts, room_of_task))
         context.copy_out(numbers, room.pointer)
         context.copy_out(left_out, sums.pointer)
         if context.dry:  # as if all of them counted
-            for pairs, prims, _ in counts:
+            for pairs, prims, *_ in counts:
                 for n, number in enumerate(batch):
                     pairs[n], prims[n] = len(self.lists[number]), self.lists[number].pairs.nprim
         return counts, left_out.reshape(-1, 2).sum(axis=0)
@@ -300,24 +309,32 @@ class DeviceForces(ForceTasks, CoulombBounds):
             self.ways[key] = Way.of(context, *(self.lists[number].prepared for number in (bra, ket)), plane)
         return self.ways[key]
 
-    def launch(self, backend, task, batch, counts, terms, share, out):
+    def first_width(self, task):
+        """Numbers of `QuartetTable.first` and `first_quartets` of a task with a list."""
+        start = self.lists[task.number].pairs.start
+        return 2 * (task.last - task.first) + int(start[task.last] - start[task.first]) + 3
+
+    def launch(self, backend, task, batch, counts, terms, engine, out):
         """Has a track make the derivatives of a task, (6, nprim) into `out`; how many quartets are made.
 
-        `share`: `md4.gpu.pool.Pool.share` of the engine, which is asked for each list, since Z and H are there by then.
+        `engine`: the context of the engine. Its pool is asked for a share for each list, since Z and H are there by
+        then.
         """
         context, this, made = backend.context, self.lists[task.number].prepared[task.first : task.last], 0
         sums = {}
-        shells, width = 2 * len(this) + 2, 2 * len(this) + this.nprim + 3
+        shells, width = 2 * len(this) + 2, self.first_width(task)
         numbers = np.zeros((len(batch), width), dtype=np.int64)
         pairs, quartets = numbers[:, :shells].reshape(len(batch), -1, 2), numbers[:, shells:]
         np.cumsum(counts.pairs[:, :, 0], axis=1, out=pairs[:, 1:, 0])
         np.cumsum(counts.prims, axis=1, out=quartets[:, 1:])
         pairs[:, :-1, 1] = counts.pairs[:, :, 1]
-        on_device = context.pool.room("first quartets", numbers.size)
-        context.copy_in_pieces(on_device.pointer, numbers)
+        # not in the order of the track, whose earlier tasks the host would wait for
+        on_device = counts.first
+        engine.beside.copy_in(on_device.pointer, numbers)
+        engine.beside.stream.synchronize()
         totals = zip(*(some.tolist() for some in (pairs[:, -1, 0], quartets[:, -1], counts.prims.max(1, initial=0))))
         for n, (number, of_list) in enumerate(zip(batch, totals)):
-            way, budget = self.way(context, task.number, number, terms.plane), share(CHUNK_BYTES)
+            way, budget = self.way(context, task.number, number, terms.plane), engine.pool.share(CHUNK_BYTES)
             for meeting in way.meetings:
                 if meeting.parity not in sums:
                     sums[meeting.parity] = TaskSums(context, part_of(this, meeting.bra), meeting.hermite)
@@ -425,16 +442,23 @@ class DeviceForces(ForceTasks, CoulombBounds):
         pool.trim()
         return [pool.room(name, items) for name, items in sizes.items()]
 
-    def take(self, context, found, task, out):
-        """Adds the derivatives of a task to those of the shells."""
-        pairs, values = self.lists[task.number].pairs, np.empty((6, out.size // 6))
-        context.copy_out(values, out.pointer)
-        context.pool.release(out)
-        counts = np.diff(pairs.start[task.first : task.last + 1])
-        for side, shells in enumerate(pairs.pairs[task.first : task.last].T):
-            owner = np.repeat(shells, counts)
-            for axis in range(3):
-                found[:, axis] += np.bincount(owner, values[3 * side + axis, : len(owner)], len(found))
+    def take(self, context, found, made):
+        """Adds the derivatives that the device has `made`, or makes, to those of the shells, a task after the other."""
+        most = max((out.size for _, out, _ in made), default=0)
+        if self.host.size < most:
+            self.host = written_array(most)
+        for task, out, wait in made:
+            pairs, values = self.lists[task.number].pairs, self.host[: out.size - out.size % 6].reshape(6, -1)
+            wait()
+            context.beside.copy_out(values, out.pointer)
+            context.pool.release(out)
+            start = pairs.start[task.first : task.last + 1] - pairs.start[task.first]
+            there = start[:-1] < start[1:]  # pairs that have primitive ones
+            if there.any():
+                of_pairs = np.add.reduceat(values[:, : start[-1]], start[:-1][there], axis=1)
+                for side, shells in enumerate(pairs.pairs[task.first : task.last][there].T):
+                    for axis in range(3):
+                        found[:, axis] += np.bincount(shells, of_pairs[3 * side + axis], len(found))
 
     @staticmethod
     def sent(context, counts):

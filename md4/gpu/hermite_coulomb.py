@@ -133,9 +133,9 @@ class DeviceCoulomb:
         context = backend.context
         size, self.buffer = twice.size, context.pool.get(2 * twice.size)
         self.twice, self.y = self.buffer.part(0, (size,)), self.buffer.part(size, (size,))
+        self.order(rule, lists)
         context.copy_in_pieces(self.twice.pointer, np.ascontiguousarray(twice))
         context.clear(self.y)
-        self.order(rule, lists)
 
     def degree_of(self, prepared):
         """The degree of the Hermite functions of a list."""

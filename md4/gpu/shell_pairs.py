@@ -7,14 +7,12 @@ stream never writes and waited for at once; all else is done on the engine's str
 
 import weakref
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import count
 
 import numpy as np
 
 from md4.gpu.kernels.shell_pairs import launch_primitives, launch_slots
 from md4.gpu.pair_layout import RECORD, PairSlots, slot_starts
-from md4.gpu.tracks import urgent_stream
 from md4.method.angular import AXES
 from md4.shells.shell_pairs import ShellPairs, log_cutoff, starts_of
 
@@ -86,11 +84,6 @@ class PairMaker:
         self.context, self.pool = context, context.pool
         self.bases, self.scratch = weakref.WeakKeyDictionary(), None
 
-    @cached_property
-    def counting(self):
-        """The engine's context on a stream where primitive pairs are counted, which the engine's does not hold up."""
-        return self.context.on(urgent_stream())
-
     def prepare(self, basis, pairs, cutoff):
         """(`ShellPairs`, `DevicePairs`) of a checked list, ready once the engine's stream gets there."""
         task = self.task(basis, pairs, cutoff)
@@ -105,8 +98,8 @@ class PairMaker:
     def basis(self, basis):
         """`DeviceBasis` of a basis, uploaded once; its memory goes back to the pool with the basis."""
         if basis not in self.bases:
-            buffer, arrays = self.pool.upload(basis_arrays(basis), self.counting.stream, fresh=True)
-            self.counting.stream.synchronize()  # the engine's stream will read it, too
+            buffer, arrays = self.pool.upload(basis_arrays(basis), self.context.beside.stream, fresh=True)
+            self.context.beside.stream.synchronize()  # the engine's stream will read it, too
             self.bases[basis] = DeviceBasis(arrays)
             finalizer = weakref.finalize(self.bases[basis], self.pool.release, buffer)
             finalizer.atexit = False  # goes with the process
@@ -117,10 +110,10 @@ class PairMaker:
         npair = len(pairs)
         scratch = self.counting_memory(3 * npair)
         counts = np.empty(npair, dtype=np.int64)
-        self.counting.copy_in(scratch.pointer, pairs)
+        self.context.beside.copy_in(scratch.pointer, pairs)
         on_device = scratch.part(2 * npair, (npair,))
-        launch_primitives(self.counting, *task, scratch.part(0, (npair, 2)), on_device, None)
-        self.counting.copy_out(counts, on_device.pointer)
+        launch_primitives(self.context.beside, *task, scratch.part(0, (npair, 2)), on_device, None)
+        self.context.beside.copy_out(counts, on_device.pointer)
         return counts
 
     def counting_memory(self, count):

@@ -23,6 +23,8 @@ One thread of the host gives work to all tracks, one call after the other. What 
     numbers of ket pairs    of each task and sums of each track have a place of their own, as has each list or table of
     of gradients; norms     norms. They are read after the tracks have ended, by the host and by the tracks that begin
                             then.
+    first quartets and      of each task have a place of their own, which the host writes or reads by the stream beside
+    derivatives             the tracks (`DeviceContext.beside`): before the task begins, and once it has ended.
     X, Y, J of Hermite      are set to zero before the tracks begin, and kernels add to them atomically. They are read
     functions, counts       after the tracks have ended.
     constant tables         The host waits until they are written.

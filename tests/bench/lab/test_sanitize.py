@@ -225,7 +225,7 @@ def counts(maker, task, pairs):
 def every_ket(made, backend, tasks, batch, terms, count=forces.DeviceForces.count):
     """As `DeviceForces.count`, if nothing is left out."""
     counts, _ = count(made, backend, tasks, batch, terms)
-    for pairs, prims, _ in counts:
+    for pairs, prims, *_ in counts:
         for n, number in enumerate(batch):
             pairs[n], prims[n] = len(made.lists[number]), made.lists[number].pairs.nprim
     return counts, np.zeros(2)
