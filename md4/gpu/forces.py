@@ -265,7 +265,7 @@ class DeviceForces(ForceTasks, CoulombBounds):
         context, nlist, widths = backends[0].context, len(batch), [self.first_width(task) for task in tasks]
         sizes = nlist * np.array([self.counts_of(task) for task in tasks])
         edges, of_warps = (np.cumsum([0, *these]).tolist() for these in sizes.T)
-        numbers, most = np.zeros(edges[-1], dtype=np.int32), 2 * max(task.last for task in tasks)
+        numbers, most = np.empty(edges[-1], dtype=np.int32), 2 * max(task.last for task in tasks)
         left_out = np.zeros((len(backends), most))
         sums = context.pool.room("left out", left_out.size)
         room = context.pool.room("ket counts", words(4 * (edges[-1] + of_warps[-1])))
@@ -294,6 +294,7 @@ class DeviceForces(ForceTasks, CoulombBounds):
                 of_pairs = of_task[:, : 2 * npair].reshape(nlist, npair, 2)
                 room_of_task = first_ones.part(place, (behind - place,))
                 counts.append(Counts(of_pairs, of_task[:, 2 * npair :], parts, room_of_task))
+        numbers.fill(0)  # while the device counts: the system gives pages at the first write
         context.copy_out(numbers, room.pointer)
         context.copy_out(left_out, sums.pointer)
         if context.dry:  # as if all of them counted
@@ -452,13 +453,11 @@ class DeviceForces(ForceTasks, CoulombBounds):
             wait()
             context.beside.copy_out(values, out.pointer)
             context.pool.release(out)
-            start = pairs.start[task.first : task.last + 1] - pairs.start[task.first]
-            there = start[:-1] < start[1:]  # pairs that have primitive ones
-            if there.any():
-                of_pairs = np.add.reduceat(values[:, : start[-1]], start[:-1][there], axis=1)
-                for side, shells in enumerate(pairs.pairs[task.first : task.last][there].T):
-                    for axis in range(3):
-                        found[:, axis] += np.bincount(shells, of_pairs[3 * side + axis], len(found))
+            counts = np.diff(pairs.start[task.first : task.last + 1])
+            for side, shells in enumerate(pairs.pairs[task.first : task.last].T):
+                owner = np.repeat(shells, counts)
+                for axis in range(3):
+                    found[:, axis] += np.bincount(owner, values[3 * side + axis, : len(owner)], len(found))
 
     @staticmethod
     def sent(context, counts):
