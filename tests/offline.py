@@ -237,7 +237,7 @@ def launch_gradient(backend, bra, ket):
     for terms in (*of_densities, of_table):
         for task in made.tasks(backend, [0], [1]):
             ((counts,), _), (out,) = made.count([backend], [task], [1], terms), made.outs(backend.context, [task])
-            made.launch(backend, task, [1], counts, terms, backend.context.pool.share, out)
+            made.launch(backend, task, [1], counts, terms, backend.context, out)
 
 
 def launch_exchange(backend, bra, ket):
