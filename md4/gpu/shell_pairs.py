@@ -1,8 +1,9 @@
 """Pair lists on the GPU, made there: which primitive pairs count, and what the kernels read of them.
 
 How many primitive pairs count must come to the host, which allocates and divides work by it, and the host must not wait
-for all that is queued on the engine's stream. So they are counted on a stream of its own, in memory that the engine's
-stream never writes and waited for at once; all else is done on the engine's stream, in memory of the pool, in order.
+for all that is queued on the engine's stream. So they are counted on a stream beside it (`DeviceContext.beside`), in
+memory that the engine's stream never writes, and waited for at once; all else is done on the engine's stream, in memory
+of the pool, in order.
 """
 
 import weakref
