@@ -141,7 +141,7 @@ class DeviceForces(ForceTasks, CoulombBounds):
             others = of_terms(rest, densities, norms, np.where(alone, 0.0, coulomb), exchange)
             terms, buffers, for_plane = self.terms(backend, *others, tolerance)
             every = range(len(self.lists))
-            quartets, left_out = self.add(backend, every, every, terms, found, part, parts, report, of_j.begin)
+            quartets, left_out = self.add(backend, every, every, terms, found, part, parts, report, of_j)
             left_out += for_plane  # by each part, since nothing says that all have left it out
             for this in buffers:
                 backend.context.pool.release(this)
@@ -177,10 +177,10 @@ class DeviceForces(ForceTasks, CoulombBounds):
         of_bounds = norms, largest, j, k, self.basis.nshell, tolerance
         return Terms((d, j, k, densities.shape[-1]), of_bounds, tuple(of_pairs), plane), (d, buffer), for_plane
 
-    def add(self, backend, bras, kets, terms, found, part, parts, report=None, meanwhile=None):
+    def add(self, backend, bras, kets, terms, found, part, parts, report=None, of_j=None):
         """Adds the derivatives of lists `bras` with lists `kets` to those of the shells.
 
-        `meanwhile` is called once, while the device is at work.
+        The `CoulombForces` are begun and added, if there are any, while the device is at work.
 
         Returns
         -------
@@ -193,7 +193,7 @@ class DeviceForces(ForceTasks, CoulombBounds):
             made, before = [], 0.0
             every = self.tasks(backend, bras, batch, part, parts, terms.plane)
             for tasks in self.counted_together(every, len(batch), context.pool.share(COUNT_BYTES)):
-                numbers, without = self.count(tracks, tasks, batch, terms)
+                numbers, without = self.count(tracks, tasks, batch, terms, of_j)
                 left_out += without
                 # now the device has done all that it was given before
                 if report is not None and before:
@@ -205,9 +205,9 @@ class DeviceForces(ForceTasks, CoulombBounds):
                         quartets += self.launch(here, task, batch, counts, terms, context, out)
                         made.append((task, out, backend.mark()))
                 self.take(context, found, done)
-            if meanwhile is not None:
-                meanwhile()
-                meanwhile = None
+                if of_j is not None:
+                    of_j.take()
+                    of_j = None
             self.take(context, found, made)
             if report is not None and made:
                 report(before)
@@ -252,8 +252,10 @@ class DeviceForces(ForceTasks, CoulombBounds):
         needs = [nlist * (4 * sum(self.counts_of(task)) + 8 * self.first_width(task)) for task in tasks]
         return [tasks[group.start : group.stop] for group in groups_within(needs, most)]
 
-    def count(self, backends, tasks, batch, terms):
+    def count(self, backends, tasks, batch, terms, of_j=None):
         """What counts of each list of a batch with the bra pairs of tasks, which are dealt to tracks.
+
+        The `CoulombForces` are begun while the device counts, so that it has work while the host reads the counts.
 
         Returns
         -------
@@ -294,9 +296,13 @@ class DeviceForces(ForceTasks, CoulombBounds):
                 of_pairs = of_task[:, : 2 * npair].reshape(nlist, npair, 2)
                 room_of_task = first_ones.part(place, (behind - place,))
                 counts.append(Counts(of_pairs, of_task[:, 2 * npair :], parts, room_of_task))
+        counted = backends[0].mark()
         numbers.fill(0)  # while the device counts: the system gives pages at the first write
-        context.copy_out(numbers, room.pointer)
-        context.copy_out(left_out, sums.pointer)
+        if of_j is not None:
+            of_j.begin()
+        counted()
+        context.beside.copy_out(numbers, room.pointer)
+        context.beside.copy_out(left_out, sums.pointer)
         if context.dry:  # as if all of them counted
             for pairs, prims, *_ in counts:
                 for n, number in enumerate(batch):

@@ -240,7 +240,7 @@ class DeviceCoulomb:
             one, two = ((side.singles if in_fp32 else side.densities) for side in (bra, ket))
             for of_bra, of_ket in zip(zip(one, bra.sums, bra.scales), zip(two, ket.sums, ket.scales)):
                 launch_quartets(
-                    backend.context, backend.operator, (bra.l, ket.l), bra.mirrored,
+                    backend.context, backend.operator, (bra.l, ket.l), bra.mirrored, self.more,
                     (bra.records, bra.reach, *ends, *of_bra), (ket.records, ket.reach, 0, found.width, *of_ket),
                     limits, found.filled, in_fp32,
                 )  # fmt: skip

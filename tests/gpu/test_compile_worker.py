@@ -165,7 +165,7 @@ def test_call_types_are_remembered():
 def test_the_longest_begin_first():
     """They took 3.98, 2.76, 1.39 and 0.15 s."""
     facts = [
-        (correlation_by_threads, (6, 5, "coulomb", True, 0, False)),
+        (correlation_by_threads, (6, 5, "coulomb", True, 0, False, 0)),
         (digest_in_place, (4, 1, 1, 1, 1, 1, 0, 1, True, "coulomb", False)),
         (digest_in_place, (3, 1, 0, 1, 3, 1, 0, 1, True, "coulomb", True)),
         (pair_bounds, ()),

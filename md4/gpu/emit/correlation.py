@@ -7,7 +7,7 @@ written. The order of functions in a row is that of `md4.gpu.hermite_rows`. Sums
 """
 
 from functools import cache
-from itertools import product
+from itertools import chain, product
 
 from md4.gpu.emit.instructions import add_scaled, global_number, load, new_block, shared_real, store
 from md4.gpu.emit.unrolled import emit_by_axis
@@ -103,12 +103,19 @@ def make_add_row(places, precision):
     return add_row
 
 
+def with_density(places, l, mirrored, more):
+    """Those places in a row up to degree l that have a density, which is of so many degrees less: 0 or 1."""
+    words = row_words(l, mirrored).tolist()
+    return tuple(place for place in places if degree(words[place]) + more <= l)
+
+
 @cache
-def make_quartet_sums(l_bra, l_ket, functions, precision=FP64, staged=False, mirrored=False):
+def make_quartet_sums(l_bra, l_ket, functions, precision=FP64, staged=False, mirrored=False, more=0):
     """Intrinsic (zeros, weight, rz, ry, rx, d_ket, j_ket, d, j, scales, first, lane, stage) -> j_ket.
 
     A lane has one primitive quartet; the lanes of a warp share the bra primitive. `zeros` are its [0]^(0..L), `d_ket`
-    and `j_ket` its D_q and J_q for the `functions` q, by their places; no others take part. D_p of the bra begins at
+    and `j_ket` its D_q and J_q for the `functions` q, by their places; no others take part. J has functions of `more`
+    degrees than D (0 or 1), whose D_q are not in `d_ket` (`with_density`), and L is that much lower. D_p begins at
     d[first]. The sum over p of r[p+q] D_p is added to J_q. The sum of r[p+q] D_q over q and the warp is added to
     j[first:], with scales[first:]. All of r is scaled by `weight`. R and scales are doubles, all other real numbers are
     in `precision`. If `mirrored`, R_z is zero, and r[p+q] with it unless p and q have the same parity.
@@ -117,9 +124,12 @@ def make_quartet_sums(l_bra, l_ket, functions, precision=FP64, staged=False, mir
     `stage` is the lane's own address. From there each is loaded once for `ROWS` functions p and the q of a degree,
     which have most sums p + q in common.
     """
-    l, nq, real, nbytes = l_bra + l_ket, len(functions), precision.numba, precision.bytes
+    l, nq, real, nbytes = l_bra + l_ket - more, len(functions), precision.numba, precision.bytes
     p_words, q_words = row_words(l_bra, mirrored).tolist(), row_words(l_ket, mirrored).tolist()
-    orders, ket, places = tuple_of(precision, l + 1), tuple_of(precision, nq), r_numbers(l, mirrored)
+    dense_p = with_density(range(len(p_words)), l_bra, mirrored, more)
+    dense_q = with_density(functions, l_ket, mirrored, more)
+    orders, ket, of_d = (tuple_of(precision, count) for count in (l + 1, nq, len(dense_q)))
+    places = r_numbers(l, mirrored)
 
     # functions p whose sums over the warp are made at once, and the q of each degree that go with them
     most, groups = FEW_SUMS if staged else LANES, []
@@ -127,7 +137,7 @@ def make_quartet_sums(l_bra, l_ket, functions, precision=FP64, staged=False, mir
         mine = [q for q in functions if q in of_q]
         degrees = [[q for q in mine if degree(q_words[q]) == n] for n in range(l_ket + 1)]
         groups += [(group, degrees) for group in pieces(of_p, even_ranges(len(of_p), most)) if mine]
-    many = sum(len(group) * sum(map(len, degrees)) for group, degrees in groups) >= MANY_PRODUCTS
+    many = (2 - more) * sum(len(group) * sum(map(len, degrees)) for group, degrees in groups) >= 2 * MANY_PRODUCTS
 
     def signed(p, value):
         return -value if degree(p_words[p]) % 2 else value
@@ -141,28 +151,34 @@ def make_quartet_sums(l_bra, l_ket, functions, precision=FP64, staged=False, mir
             store(stage, [value], 32 * nbytes * places[t])
         return lambda t: load("volatile.shared", stage, 32 * nbytes * places[t], precision)[0]
 
-    @word(ket, orders, real, f64, f64, f64, ket, ket, OPEN, OPEN, OPEN, i64, i64, i32)
+    @word(ket, orders, real, f64, f64, f64, of_d, ket, OPEN, OPEN, OPEN, i64, i64, i32)
     def quartet_sums(zeros, weight, rz, ry, rx, d_ket, j_ket, d, j, scales, first, lane, stage):
         zeros, separation = [zero * weight for zero in zeros], [x.narrowed(precision) for x in (rz, ry, rx)]
         number = numbers_of_quartet(zeros, separation, stage)
-        d_q, j_q = dict(zip(functions, d_ket)), dict(zip(functions, j_ket))
+        d_q, j_q = dict(zip(dense_q, d_ket)), dict(zip(functions, j_ket))
         source, target, scale, lane = d.at(first, nbytes), j.at(first), scales.at(first), lane.i32
         for group, degrees in groups:
             if many and group != groups[0][0]:
                 new_block(lane)
             j_p = dict.fromkeys(group, 0.0)
             for n in range(0, len(group), ROWS):
-                d_p = load_places(source, group[n : n + ROWS], precision)
+                rows = group[n : n + ROWS]
+                d_p = load_places(source, [p for p in rows if p in dense_p], precision)
                 d_p = {p: signed(p, value) for p, value in d_p.items()}
                 for of_degree in degrees:
                     known = {}
-                    for q, p in product(of_degree, group[n : n + ROWS]):
+                    for q, p in product(of_degree, rows):
+                        if p not in d_p and q not in d_q:
+                            continue
                         t = sum_ordinal(p_words[p], q_words[q])
                         value = known[t] if t in known else known.setdefault(t, number(t))
-                        j_q[q] = fma(value, d_p[p], j_q[q])
-                        j_p[p] = fma(value, d_q[q], j_p[p])
+                        if p in d_p:
+                            j_q[q] = fma(value, d_p[p], j_q[q])
+                        if q in d_q:
+                            j_p[p] = fma(value, d_q[q], j_p[p])
             place = 8 * group[0]
-            add_groups([signed(p, j_p[p]) for p in group], target + place, scale + place, lane)
+            if any(q in d_q for q in chain(*degrees)):
+                add_groups([signed(p, j_p[p]) for p in group], target + place, scale + place, lane)
         return j_q.values()
 
     return quartet_sums

@@ -17,7 +17,14 @@ from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, I64, cuda, f64, i32, i64, jit_device, types
-from md4.gpu.emit.correlation import even_ranges, make_add_row, make_load_row, make_quartet_sums, pieces
+from md4.gpu.emit.correlation import (
+    even_ranges,
+    make_add_row,
+    make_load_row,
+    make_quartet_sums,
+    pieces,
+    with_density,
+)
 from md4.gpu.emit.instructions import make_empty, shared_address
 from md4.gpu.emit.scalars import quotient
 from md4.gpu.emit.values import precision_of
@@ -166,20 +173,21 @@ def counts_in(single, own, warp, limits):
     return is_single == single and not (one < limits.least and two < limits.least)
 
 
-def correlation_by_threads(l_bra, l_ket, kind, single, part, mirrored):
+def correlation_by_threads(l_bra, l_ket, kind, single, part, mirrored, more):
     """Kernel factory for small L: a thread takes a primitive quartet, J_p += r D_q and J_q += r D_p.
 
     `single`: all but R and J is in FP32. `part`: which of `ket_parts` the functions q are. `mirrored`: all centres have
-    the same coordinate on axis 0.
+    the same coordinate on axis 0. `more`: D has no functions of the highest degree (1, for derivatives), or has (0).
     """
-    l, functions, precision = l_bra + l_ket, ket_parts(l_ket, mirrored)[part], precision_of(single)
+    l, functions, precision = l_bra + l_ket - more, ket_parts(l_ket, mirrored)[part], precision_of(single)
     count, nbytes, real = len(functions), precision.bytes, precision.numba
     staged, threads = is_staged(l, single, mirrored), threads_of_a_block(l, single, mirrored)
     np_, nq = row_width(l_bra, mirrored), row_width(l_ket, mirrored)
     charge_at, reach_of_warp, counts = jit_device(charge), make_reach_of_warp(), jit_device(counts_in)
     zeros_of = make_zeros_upto(kind, l, single)
-    correlate = make_quartet_sums(l_bra, l_ket, functions, precision, staged, mirrored)
-    load, add = make_load_row(functions, precision), make_add_row(functions, precision)
+    correlate = make_quartet_sums(l_bra, l_ket, functions, precision, staged, mirrored, more)
+    load = make_load_row(with_density(functions, l_ket, mirrored, more), precision)
+    add = make_add_row(functions, precision)
     empty = make_empty(count, precision)
     all_numbers, warp_bytes = 4 * threads, stage_bytes(l, single, mirrored)
     side = with_floats(OrderedSide, "d") if single else OrderedSide
@@ -311,10 +319,11 @@ def launch_order(context, prepared, of_pairs, axis, places, reach, records):
     )  # fmt: skip
 
 
-def quartets_launcher(context, kind, parameter, l_bra, l_ket, single, mirrored):
+def quartets_launcher(context, kind, parameter, l_bra, l_ket, single, mirrored, more):
     """The function by which `launch_quartets` launches for two degrees."""
-    l, parts_of_kets = l_bra + l_ket, range(len(ket_parts(l_ket, mirrored)))
-    variants = [Variant(correlation_by_threads, (l_bra, l_ket, kind, single, n, mirrored)) for n in parts_of_kets]
+    l, facts = l_bra + l_ket - more, (mirrored, more)
+    parts = range(len(ket_parts(l_ket, mirrored)))
+    variants = [Variant(correlation_by_threads, (l_bra, l_ket, kind, single, n, *facts)) for n in parts]
     threads = threads_of_a_block(l, single, mirrored)
     shared = threads // 32 * stage_bytes(l, single, mirrored)
     arguments = operator_arguments(context, kind, parameter, single, l)
@@ -331,7 +340,7 @@ def quartets_launcher(context, kind, parameter, l_bra, l_ket, single, mirrored):
     return launch
 
 
-def launch_quartets(context, operator, degrees, mirrored, bra, ket, limits, filled, single):
+def launch_quartets(context, operator, degrees, mirrored, more, bra, ket, limits, filled, single):
     """J of both sides of two degrees.
 
     Parameters
@@ -341,6 +350,8 @@ def launch_quartets(context, operator, degrees, mirrored, bra, ket, limits, fill
         l of bra and ket; the first is not the smaller one. Where both are the same, so are the primitive pairs.
     mirrored : bool
         Whether all centres have the same coordinate on axis 0.
+    more : int
+        How many degrees less than J D has, 0 or 1.
     bra, ket : tuple
         `OrderedSide`, with densities in FP32 if `single`.
     limits : tuple of float
@@ -349,5 +360,5 @@ def launch_quartets(context, operator, degrees, mirrored, bra, ket, limits, fill
         Part of the quartets of the two ranges that survives, about.
     single : bool
     """
-    facts = operator.kind, operator.parameter, *degrees, single, mirrored
+    facts = operator.kind, operator.parameter, *degrees, single, mirrored, more
     context.fixed(quartets_launcher, *facts)(context, degrees[0] == degrees[1], bra, ket, limits, filled)
