@@ -22,12 +22,11 @@ from md4.contract.screening import PRIMITIVE_SHARE, Statistics
 from md4.contract.team import Team
 from md4.contract.unlisted import unlisted, unlisted_bound
 from md4.cpu.matrices import symmetric_parts
-from md4.cpu.threads import in_threads
+from md4.cpu.screening import raise_norms
 from md4.engine import Engine
 from md4.errors import ArgumentError
 from md4.method.mirror import ao_parities, mixes_parities
 from md4.method.operators import Mixture, Operator, as_operator, check_order
-from md4.shells.schwarz import block_norms
 from md4.support.arguments import as_list, checked_real, shown
 from md4.support.locks import locked
 from md4.support.types import Densities, HostArray, JKPair
@@ -143,6 +142,11 @@ def checked_long_range(long_range):
     return Operator.erf(given[0]).parameter, checked_real("the factor of long_range", given[1])
 
 
+def norms_of(basis, densities):
+    """|D_ab| of the blocks of each density, shape (n, nshell, nshell)."""
+    return raise_norms(np.zeros((len(densities), basis.nshell, basis.nshell)), densities, basis)
+
+
 def rehearse_forces(backend, basis, finest, terms, tolerance):
     """Asks a backend that launches nothing for the kernels of gradients.
 
@@ -158,7 +162,7 @@ def rehearse_forces(backend, basis, finest, terms, tolerance):
     tolerance : float
     """
     _, made = rehearsed_lists(backend, basis, finest)
-    made.run(backend, terms[0], block_norms(basis, terms[0]), *terms[1:], tolerance)
+    made.run(backend, terms[0], norms_of(basis, terms[0]), *terms[1:], tolerance)
 
 
 def rehearse_matrices(backend, basis, finest, densities, with_j, with_k):
@@ -428,7 +432,7 @@ class Gradients:
         self._compile_ahead("forces", operator, lambda *of: rehearse_forces(*of, *given), part)
         with self.engine.lock:
             forces = self._forces_of_lists(tolerance)
-            of_blocks = block_norms(basis, densities, in_threads), *factors
+            of_blocks = norms_of(basis, densities), *factors
             with ThreadPoolExecutor(1) as pool:  # while the workers make the others
                 more = pool.submit(unlisted_bound, forces.lists, forces.bounds, self._unlisted, *of_blocks)
                 total = self.team.forces(operator, (densities, *of_blocks), tolerance, self.progress)

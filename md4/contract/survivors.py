@@ -15,15 +15,13 @@ from md4.cpu.screening import (
     PAIR,
     codes_of,
     covering,
-    norms_of_blocks,
     norms_of_density,
+    raise_norms,
     survivors,
 )
 from md4.cpu.threads import in_threads
 from md4.plan import EACH, ListPair, QuartetRows, QuartetRule
 
-# Rows of a density matrix whose norms are made together.
-NORM_ROWS = 256
 # Bra pairs whose survivors are counted together.
 COUNT_ROWS = 1 << 15
 # Steps in which the rows of a pair of lists are cut, at least.
@@ -125,14 +123,8 @@ class ListPairs:
         basis, kind, (lists, _) = self.basis, self.kind, self.table
         norms, width = np.zeros((basis.nshell, basis.nshell)), np.sqrt(np.diff(basis.ao_loc))
         exchange, own = np.zeros((kind.max() + 1, basis.nshell)), np.zeros(len(self.bounds))
-        beyond, shells = np.zeros(len(self.bounds)), -(-NORM_ROWS * basis.nshell // basis.nao)
-
-        def rows(n):
-            for density in densities:
-                end = min((n + 1) * shells, basis.nshell)
-                norms_of_blocks()(density, basis.ao_loc, n * shells, end, norms)
-
-        in_threads(-(-basis.nshell // shells), rows, densities.size)
+        beyond = np.zeros(len(self.bounds))
+        raise_norms([norms] * len(densities), densities, basis)
         norms_of_density()(norms, kind, width, lists[:-1], self.shells, self.exact, exchange, own, beyond)
         for unused, arrays in ((not with_j, (own, beyond)), (not with_k, (exchange, norms))):
             for array in arrays if unused else ():

@@ -7,6 +7,7 @@ import numpy as np
 
 from md4.cpu.compile import Loop
 from md4.cpu.groups import numbered
+from md4.cpu.threads import in_threads
 from md4.support.locks import once
 
 # Columns of the table of lists: the first pair and the one behind the last, kinds of both shells, where the places of
@@ -18,6 +19,8 @@ PAIR = numbered("Pair", "bra ket first")
 FOUND = numbered("Found", "quartets rows width")
 
 
+# Rows of a density matrix whose norms are made together.
+NORM_ROWS = 64
 # Sums of squares below this may lack squares of elements that are too small for a double.
 SMALL_SQUARE = 1e-290
 # With this factor a quotient, times its divisor, is not less than its dividend.
@@ -166,6 +169,19 @@ def cover_rows(counts, price, steps, out):
         if out[found, 2]:
             found += 1
     return found
+
+
+def raise_norms(norms, densities, basis):
+    """Raises norms[n][a, b] to |D_ab| of the n-th density, in several threads; `norms` may be one array many times."""
+    shells = -(-NORM_ROWS * basis.nshell // basis.nao)
+
+    def rows(n):
+        ends = n * shells, min((n + 1) * shells, basis.nshell)
+        for density, out in zip(densities, norms):
+            norms_of_blocks()(density, basis.ao_loc, *ends, out)
+
+    in_threads(-(-basis.nshell // shells), rows, densities.size)
+    return norms
 
 
 norms_of_blocks = once(lambda: Loop(block_norms, allocates=True))

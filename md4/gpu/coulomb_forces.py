@@ -62,11 +62,11 @@ class CoulombBounds:
             of_pairs * np.concatenate([getattr(bounds, name) for bounds in self.bounds])
             for name in ("own", "derivative")
         )  # fmt: skip
-        order = np.sort(own)
+        order, falling = np.sort(own), np.sort(derivative)[::-1]
         with np.errstate(divide="ignore", invalid="ignore"):
-            limits = np.where(derivative > 0, tolerance * (1 + ROUNDING) / derivative, np.inf)
+            limits = np.where(falling > 0, tolerance * (1 + ROUNDING) / falling, np.inf)
         left = np.searchsorted(order, limits) if tolerance > 0 else np.zeros(len(own), dtype=np.int64)
-        sums = (np.append(0, np.cumsum(order**n))[left] @ derivative**n for n in (1, 2))
+        sums = (np.append(0, np.cumsum(order**n))[left] @ falling**n for n in (1, 2))
         rule = self.product_rule(tolerance, derivative, own, norms)
         return rule, len(own) ** 2 - int(left.sum()), np.array([*sums])
 

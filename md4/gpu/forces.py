@@ -192,7 +192,7 @@ class DeviceForces(ForceTasks, CoulombBounds):
         for batch in self.batches(backend, kets):
             made, before = [], 0.0
             every = self.tasks(backend, bras, batch, part, parts, terms.plane)
-            for tasks in self.counted_together(every, len(batch), context.pool.share(COUNT_BYTES)):
+            for tasks in self.counted_together(every, batch, context.pool.share(COUNT_BYTES)):
                 numbers, without = self.count(tracks, tasks, batch, terms, of_j)
                 left_out += without
                 # now the device has done all that it was given before
@@ -242,14 +242,17 @@ class DeviceForces(ForceTasks, CoulombBounds):
         of_side = both[:2] if of_bra else both[2:]
         return shells, self.lists[number].prepared.data.start, *of_side, tails, terms.of_pairs[number]
 
-    def counts_of(self, task):
-        """Numbers of both counts of a task with a list; see `md4.gpu.kernels.select_kets.KetCounts`."""
+    def counts_of(self, task, batch):
+        """Numbers of both counts of a task with each list; see `md4.gpu.kernels.select_kets.KetCounts`."""
         start = self.lists[task.number].pairs.start
-        return count_sizes(task.last - task.first, int(start[task.last] - start[task.first]))
+        own = task.last - task.first, int(start[task.last] - start[task.first])
+        return [count_sizes(*own, len(self.lists[number])) for number in batch]
 
-    def counted_together(self, tasks, nlist, most):
+    def counted_together(self, tasks, batch, most):
         """Successive tasks, whose counts take so many bytes at most; a large task is alone."""
-        needs = [nlist * (4 * sum(self.counts_of(task)) + 8 * self.first_width(task)) for task in tasks]
+        needs = [
+            4 * sum(map(sum, self.counts_of(task, batch))) + 8 * len(batch) * self.first_width(task) for task in tasks
+        ]  # fmt: skip
         return [tasks[group.start : group.stop] for group in groups_within(needs, most)]
 
     def count(self, backends, tasks, batch, terms, of_j=None):
@@ -265,8 +268,8 @@ class DeviceForces(ForceTasks, CoulombBounds):
             As of `run`.
         """
         context, nlist, widths = backends[0].context, len(batch), [self.first_width(task) for task in tasks]
-        sizes = nlist * np.array([self.counts_of(task) for task in tasks])
-        edges, of_warps = (np.cumsum([0, *these]).tolist() for these in sizes.T)
+        sizes = [self.counts_of(task, batch) for task in tasks]
+        edges, of_warps = (np.cumsum([0, *these]).tolist() for these in np.sum(sizes, axis=1).T)
         numbers, most = np.empty(edges[-1], dtype=np.int32), 2 * max(task.last for task in tasks)
         left_out = np.zeros((len(backends), most))
         sums = context.pool.room("left out", left_out.size)
@@ -275,15 +278,15 @@ class DeviceForces(ForceTasks, CoulombBounds):
         context.clear(sums)
         counts = []
         with self.dealt(backends, tasks) as dealt:
-            for (backend, task), first, end, of_them, (place, behind) in zip(
-                dealt, edges, edges[1:], of_warps, pairwise(places.tolist())
+            for (backend, task), of_task, first, end, place_of_warps, (place, behind) in zip(
+                dealt, sizes, edges, edges[1:], of_warps, pairwise(places.tolist())
             ):
                 here, npair, parts = backend.context, task.last - task.first, []
                 bra, own = self.bounded(here, task.number, True, terms), sums.part(most * here.track, (most,))
-                facts, (size, of_warp) = self.lists[task.number].prepared.facts, self.counts_of(task)
-                for n, number in enumerate(batch):
+                facts, at = self.lists[task.number].prepared.facts, edges[-1] + place_of_warps
+                for n, (number, (size, of_warp)) in enumerate(zip(batch, of_task)):
                     ket, norms = self.bounded(here, number, False, terms), terms.norms_of(task.number, number)
-                    both = (first + n * size, size), (edges[-1] + of_them + n * of_warp, of_warp)
+                    both, at = ((first + n * size, size), (at, of_warp)), at + of_warp
                     one, part = (Buffer(room.pointer + 4 * at, (count,), 4, room.owner) for at, count in both)
                     way = self.way(here, task.number, number, terms.plane)
                     limit = PRIMITIVE_PART * norms[-1] if way.listed else 0.0
@@ -292,10 +295,9 @@ class DeviceForces(ForceTasks, CoulombBounds):
                         (one, part, own), by_table=terms.by_table,
                     )  # fmt: skip
                     parts.append(part)
-                of_task = numbers[first:end].reshape(nlist, -1)
-                of_pairs = of_task[:, : 2 * npair].reshape(nlist, npair, 2)
-                room_of_task = first_ones.part(place, (behind - place,))
-                counts.append(Counts(of_pairs, of_task[:, 2 * npair :], parts, room_of_task))
+                found = numbers[first:end].reshape(nlist, -1)
+                of_pairs = found[:, : 2 * npair].reshape(nlist, npair, 2)
+                counts.append(Counts(of_pairs, found[:, 2 * npair :], parts, first_ones.part(place, (behind - place,))))
         counted = backends[0].mark()
         numbers.fill(0)  # while the device counts: the system gives pages at the first write
         if of_j is not None:
@@ -307,7 +309,7 @@ class DeviceForces(ForceTasks, CoulombBounds):
             for pairs, prims, *_ in counts:
                 for n, number in enumerate(batch):
                     pairs[n], prims[n] = len(self.lists[number]), self.lists[number].pairs.nprim
-        return counts, left_out.reshape(-1, 2).sum(axis=0)
+        return counts, np.array([left_out[:, 0::2].sum(), left_out[:, 1::2].sum()])
 
     def way(self, context, bra, ket, plane):
         """`Way` of two lists, given by their numbers."""

@@ -161,7 +161,7 @@ class DeviceCoulomb:
         ends = np.cumsum([0, *map(len, lists)])
         first, degrees = np.zeros(ends[-1], dtype=np.int64), np.repeat(list(map(self.degree_of, lists)), np.diff(ends))
         counts = np.concatenate([np.zeros(0, np.int64), *(np.diff(this.pairs.start) for this in lists)])
-        for l in np.unique(degrees).tolist():
+        for l in sorted({self.degree_of(this) for this in lists if len(this)}):
             mine = np.flatnonzero(degrees == l)
             order = PairOrder(l, counts[mine], rule.bounds[mine], products[mine])
             first[mine] = order.first

@@ -8,8 +8,6 @@ import numpy as np
 # Of a pair with more primitive pairs than this, the bound of a derivative is the sum of the norms of so many of these
 # at a time, which is not less than the norm of their sum.
 TOGETHER = 16
-# Shells whose rows of densities are squared at once: a cache holds them.
-SHELLS = 32
 # Rounding error of (ab|ab) in units of that with the moduli of all coefficients, with a wide margin.
 ROUNDING = 1e-13
 # Primitive pairs from whose number on rounding errors grow.
@@ -27,30 +25,11 @@ def row_norms(diagonal):
     return np.sqrt(np.maximum(positive.sum(axis=2).max(axis=1), positive.sum(axis=1).max(axis=1)))
 
 
-def one_by_one(count, work, elements):
-    """work(0), ..., work(count - 1), one after the other; see `md4.cpu.threads.in_threads`."""
-    for n in range(count):
-        work(n)
-
-
-def block_norms(basis, densities, run=one_by_one):
-    """|D_ab| of the blocks of each density, shape (n, nshell, nshell).
-
-    `run` calls a function of each piece of the rows: `one_by_one`, or `md4.cpu.threads.in_threads` for large matrices.
-    """
-    found, first = np.empty((len(densities), basis.nshell, basis.nshell)), basis.ao_loc[:-1]
-    pieces = -(-basis.nshell // SHELLS)
-
-    def rows(n):
-        s, piece = divmod(n, pieces)
-        begin, end = piece * SHELLS, min((piece + 1) * SHELLS, basis.nshell)
-        out = found[s, begin:end]
-        with np.errstate(over="ignore"):
-            of_columns = np.add.reduceat(densities[s, first[begin] : basis.ao_loc[end]] ** 2, first, axis=1)
-            np.sqrt(np.add.reduceat(of_columns, first[begin:end] - first[begin], axis=0, out=out), out=out)
-
-    run(len(densities) * pieces, rows, densities.size)
-    return found
+def block_norms(basis, densities):
+    """|D_ab| of the blocks of each density, shape (n, nshell, nshell)."""
+    first = basis.ao_loc[:-1]
+    with np.errstate(over="ignore"):
+        return np.sqrt(np.add.reduceat(np.add.reduceat(densities**2, first, axis=2), first, axis=1))
 
 
 def exchange_norms(norms, pairs):

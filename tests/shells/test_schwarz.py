@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from pair_lists import s_and_p
 
-from md4.cpu.threads import in_threads
-from md4.shells.schwarz import GradientBounds, block_norms, exchange_norms, one_by_one, row_norms
+from md4.contract.gradient import norms_of
+from md4.shells.schwarz import GradientBounds, block_norms, exchange_norms, row_norms
 
 
 def test_row_norms():
@@ -27,17 +27,17 @@ def test_gradient_bounds():
     np.testing.assert_allclose(made.derivative, [20.0, 80.0, 60.0, 80.0])
 
 
-@pytest.mark.parametrize("run", [one_by_one, in_threads])
-@pytest.mark.parametrize("shells", [1, 2, 6, 32])
-def test_norms_of_blocks(shells, run, monkeypatch):
-    """And the largest of each shell with the shells of some pairs, whose second index they are."""
-    monkeypatch.setattr("md4.shells.schwarz.SHELLS", shells)
+@pytest.mark.parametrize("rows", [1, 3, 64])
+def test_norms_of_blocks(rows, monkeypatch):
+    """By threads, too; and the largest of each shell with the shells of some pairs, whose second index they are."""
+    monkeypatch.setattr("md4.cpu.screening.NORM_ROWS", rows)
     monkeypatch.setattr("md4.cpu.threads.THREAD_ELEMENTS", 1)
     monkeypatch.setattr("md4.cpu.threads.number_of_threads", lambda: 3)
     basis = s_and_p(2, 3, [1])
     dm = np.random.default_rng(0).normal(size=(2, basis.nao, basis.nao))
-    found = block_norms(basis, dm, run)
+    found = block_norms(basis, dm)
     ends = list(zip(basis.ao_loc[:-1], basis.ao_loc[1:]))
     want = [[[np.linalg.norm(d[a:b, c:e]) for c, e in ends] for a, b in ends] for d in dm]
     np.testing.assert_allclose(found, want, rtol=1e-13)
+    np.testing.assert_allclose(norms_of(basis, dm), want, rtol=1e-13)
     np.testing.assert_array_equal(exchange_norms(found[0], np.array([[3, 1], [1, 1]])), found[0][:, [1, 3]].max(axis=1))

@@ -33,7 +33,7 @@ from md4.gpu.emit.instructions import address_of, shared_address
 from md4.gpu.emit.scalars import load_at, load_shared, load_shared_int, store_shared_int
 from md4.gpu.kernels.gamma_table import TableNorms
 
-THREADS, WARPS = 128, 4
+THREADS, WARPS, LOG2_THREADS = 128, 4, 7
 # Shared memory of a block for norms of densities, at most.
 ROW_BYTES = 48 << 10
 # What else a block has there besides its numbers of primitive pairs, at most.
@@ -102,8 +102,9 @@ class KetCounts(NamedTuple):
         For each bra pair: how many ket pairs count, and the end of the last one. Then for each primitive bra pair: how
         many primitive ket pairs count.
     of_warps : int32 array
-        For each bra pair the numbers that its warps have found, of its primitive pairs and then of itself. The second
-        pass reads them.
+        For each bra pair the numbers that its warps have found, of its primitive pairs and then of itself, and for each
+        warp a bit of each of its turns, which take 32 ket pairs: whether one of them counts. The second pass reads
+        them.
     left_out : float64 array
         For each bra pair, the bounds of what does not count, and their squares, are added to these two. Those of the
         primitive quartets of a primitive ket pair are added up before they are squared.
@@ -177,6 +178,11 @@ def largest_bound(norms, a, b):
     return total
 
 
+def words_of_turns(nket):
+    """Words of the bits of a warp for so many ket pairs (device function)."""
+    return (nket + 32 * THREADS - 1) >> LOG2_THREADS + 5
+
+
 def early_end(tails, reach, limit):
     """The n from which `reach` times `BoundedPairs.tails` are below a limit; all of them fall (device function)."""
     first, last = i64(0), tails.size // 3 - 1
@@ -204,6 +210,19 @@ def bring_norms(norms, rows, a, b, tid, threads):
             rows[u64(place)] = abs(norms.coulomb[s]) * norms.numbers[u64(of_row + a * nshell + b)]
 
 
+def next_turn(of_warps, first, turn, bits, turns):
+    """(the turn after `turn` in which something counts, what is left of its bits), or `turns` (device function).
+
+    `bits` are those of later turns in the same word; the words begin at `first`.
+    """
+    while bits == 0:
+        turn = i32((turn | 31) + 1)
+        if turn >= turns:
+            return turns, bits
+        bits = i32(of_warps[u64(first + (turn >> 5))])
+    return i32((turn & -32) + cuda.popc(i32((bits & -bits) - 1))), i32(bits & (bits - 1))
+
+
 def norm_in_table(norms, cd, ab):
     """As `bound_from_memory`, from `TableNorms`; `ab` is the number of the bra pair (device function)."""
     return norms.numbers[u64(norms.first + ab * norms.of_bra + i64(cd) * norms.of_ket)]
@@ -211,9 +230,10 @@ def norm_in_table(norms, cd, ab):
 
 def select_kets(by_table=False):
     """Kernel factory; all sizes are run-time numbers. `by_table`: the norms are those of a table of Gamma."""
-    threads, warps, from_memory, from_table = THREADS, WARPS, jit_device(bound_from_memory), jit_device(norm_in_table)
+    threads, warps, log2, words_of = THREADS, WARPS, LOG2_THREADS, jit_device(words_of_turns)
+    from_memory, from_table = jit_device(bound_from_memory), jit_device(norm_in_table)
     from_shared, bring = jit_device(bound_from_shared), jit_device(bring_norms)
-    of_all, end_of = jit_device(largest_bound), jit_device(early_end)
+    of_all, end_of, after = jit_device(largest_bound), jit_device(early_end), jit_device(next_turn)
     of_gamma = TableNorms if by_table else Norms
 
     def kernel(
@@ -239,8 +259,10 @@ def select_kets(by_table=False):
             of_rows = norms.coulomb.size * (2 * norms.nshell + 1)
             if behind > 0:
                 bring(norms, rows, a, b, tid, threads)
-        # the warp's numbers, behind the norms in shared memory, and those of all warps in memory
-        mine, of_pair, n = 2 * of_rows + warp * width, (of_chunk + pair) * warps, lane
+        # the warp's numbers, behind the norms in shared memory, and those of all warps in memory, with their bits
+        word_count = words_of(nket)
+        mine, of_pair, n = 2 * of_rows + warp * width, (of_chunk + pair * (1 + word_count)) * warps, lane
+        of_turns = of_pair + warps * width + warp * word_count
         while n < width:
             place = i64(0)
             if write:
@@ -254,15 +276,20 @@ def select_kets(by_table=False):
             n += 32
         cuda.syncthreads()
         many, below, last = i32(found[mine + nprim]), u32((i64(1) << lane) - 1), i32(0)
-        rows_at, n = i32(shared_address(rows)), i32(tid)
+        rows_at, own_lane, turns = i32(shared_address(rows)), i32(lane), i32((behind + threads - 1) >> log2)
         mine_at, prims_at = i32(rows_at + 4 * mine), address_of(bra.of_prims, first_prim)
-        next_cd = u64(u32(max(0, min(n, i32(behind - 1)))))
+        turn, bits = i32(0), i32(0)
+        if write:
+            turn, bits = after(counts.of_warps, of_turns, i32(-1), bits, turns)
+        next_cd = u64(u32(max(0, min(i32(turn * threads + tid), i32(behind - 1)))))
         next_shells, next_bound = ket.shells[next_cd], ket.bounds[next_cd]
-        first, own_lane = i32(0), i32(lane)
-        while first < behind:
+        while turn < turns:
             # what the next turn needs is on its way during this one
-            cd, shells, of_both = next_cd, next_shells, own * next_bound
-            next_cd = u64(u32(min(i32(n + threads), i32(behind - 1))))
+            cd, shells, of_both, n = next_cd, next_shells, own * next_bound, i32(turn * threads + tid)
+            this, turn = turn, i32(turn + 1)
+            if write:
+                turn, bits = after(counts.of_warps, of_turns, this, bits, turns)
+            next_cd = u64(u32(min(i32(turn * threads + tid), i32(behind - 1))))
             next_shells, next_bound = ket.shells[next_cd], ket.bounds[next_cd]
             if by_table:
                 of_d = from_table(norms, cd, ab)
@@ -279,9 +306,14 @@ def select_kets(by_table=False):
             left += skipped
             squares += skipped * skipped
             last = i32(n + 1) if counting else last
-            n, first = i32(n + threads), i32(first + threads)
             # votes in both passes: a loop that contains one is not duplicated, so that both decide alike
             votes = u32(cuda.ballot_sync(-1, counting))
+            if not write:
+                bits = i32(bits | ((1 if votes != 0 else 0) << (this & 31)))
+                if (this & 31) == 31 or turn == turns:
+                    if own_lane == 0:
+                        counts.of_warps[u64(of_turns + (this >> 5))] = bits
+                    bits = i32(0)
             if votes == 0:
                 continue
             place, upto, end = i32(many + cuda.popc(u32(votes & below))), k_prims, i32(1)
@@ -386,9 +418,9 @@ def packed_shells(pairs):
     return pairs[:, 0] << 32 | pairs[:, 1]
 
 
-def count_sizes(npair, nprim):
-    """Numbers of `KetCounts.numbers` and `KetCounts.of_warps` of so many pairs with so many primitive pairs."""
-    return 2 * npair + nprim, WARPS * (npair + nprim)
+def count_sizes(npair, nprim, nket):
+    """Numbers of `KetCounts.numbers` and `KetCounts.of_warps` of bra pairs, with primitive pairs, and ket pairs."""
+    return 2 * npair + nprim, WARPS * (npair * (1 + words_of_turns(nket)) + nprim)
 
 
 def launch_select(context, npair, most, bra, first_bra, ket, nket, norms, limit, counts, table=None, by_table=False):

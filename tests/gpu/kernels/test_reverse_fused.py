@@ -154,7 +154,7 @@ def test_selected_kets(nket, early, near, monkeypatch):
         arrays = [context.pool.upload(side, context.stream)[1] for side in arrays]
         arrays = [(*these, of.part(0, (of.size,))) for *these, of in arrays]
         given = *(sent(context, array) for array in (norms, largest_norms(norms), j, k)), nshell, tolerance
-        sizes, left = count_sizes(nbra, len(own)), context.pool.get(2 * (first + nbra))
+        sizes, left = count_sizes(nbra, len(own), nket), context.pool.get(2 * (first + nbra))
         context.clear(left)
         numbers = [Buffer((room := context.pool.get(size)).pointer, (size,), 4, room) for size in sizes]
         pass_of = context, nbra, 4, arrays[0], first, arrays[1], nket, given, limit, (*numbers, left)
