@@ -214,12 +214,12 @@ def launch_coulomb(backend, lists, mirrored):
     basis, ones = Basis.from_arrays([0, 0], [[1.0]] * 2, [[1.0]] * 2, centres), np.ones(sum(map(len, lists)))
     rule = QuartetRule(1e-10, None, ones, ones, ones, ones, None)
     with patch.object(hermite_coulomb, "FEWEST_SINGLES", 0):
-        target = DeviceCoulomb(backend, basis, np.zeros((1, basis.nao, basis.nao)), rule, lists)
+        target = DeviceCoulomb(backend, basis, [NOTHING], rule, lists)
         target.load(lists)
         for l_ket, l_bra in combinations_with_replacement(sorted({prepared.facts.l for prepared in lists}), 2):
             target.add(l_bra, l_ket, 0, 1)
         target.add_products(lists[0], lists[0], 1.0, (NOTHING, 0, 1, 8))
-        target.collect(lists)
+        target.collect(lists, [NOTHING])
 
 
 def launch_gradient(backend, bra, ket):

@@ -9,7 +9,6 @@ takes little, and Gamma has exchange only.
 
 from functools import cached_property
 from itertools import combinations_with_replacement
-from math import copysign
 from typing import Any
 
 import numpy as np
@@ -51,13 +50,13 @@ class CoulombBounds:
     bounds: Any
     of_prims: Any
 
-    def coulomb_rule(self, norms, tolerance):
+    def coulomb_rule(self, norms, root, tolerance):
         """(`md4.plan.QuartetRule`, quartets that count, as `run` counts them, bounds of the others).
 
-        `norms`: the `block_norms` of a density. Without exchange the bound of a quartet is a product of two numbers of
-        its pairs.
+        `norms`: the `block_norms` of a density, `root` the root of |j|. Without exchange the bound of a quartet is a
+        product of two numbers of its pairs.
         """
-        of_pairs = norms[tuple(self.shells.T)]
+        of_pairs = root * norms[tuple(self.shells.T)]
         own, derivative = (
             of_pairs * np.concatenate([getattr(bounds, name) for bounds in self.bounds])
             for name in ("own", "derivative")
@@ -67,7 +66,7 @@ class CoulombBounds:
             limits = np.where(falling > 0, tolerance * (1 + ROUNDING) / falling, np.inf)
         left = np.searchsorted(order, limits) if tolerance > 0 else np.zeros(len(own), dtype=np.int64)
         sums = (np.append(0, np.cumsum(order**n))[left] @ falling**n for n in (1, 2))
-        rule = self.product_rule(tolerance, derivative, own, norms)
+        rule = self.product_rule(tolerance, derivative, own, max(1.0, root) * norms)
         return rule, len(own) ** 2 - int(left.sum()), np.array([*sums])
 
     def product_rule(self, tolerance, derivative, own, norms):
@@ -108,8 +107,8 @@ class CoulombForces:
     ----------
     forces : md4.gpu.forces.DeviceForces
     backend : md4.gpu.backend.GpuBackend
-    densities, norms, coulomb : ndarray
-        Of the terms whose J is made apart, with the norms of their blocks; there may be none.
+    terms : list of tuple
+        Of those whose J is made apart, D in device memory, the norms of its blocks and the factor j; or none.
     tolerance, part, parts
         As of `md4.cpu.forces.HostForces.run`.
     found : ndarray, shape (nshell, 3)
@@ -120,20 +119,12 @@ class CoulombForces:
     quartets : int
     left_out : ndarray, shape (2,)
         As `md4.cpu.forces.HostForces.run` returns them, of the first part only.
-
-    Raises
-    ------
-    MemoryLimitError
-        There is no room for J.
     """
 
-    def __init__(self, forces, backend, densities, norms, coulomb, tolerance, part, parts, found):
-        self.forces, self.backend, self.found, self.pending = forces, backend, found, []
-        self.left = [*zip(densities, norms, coulomb.tolist())]
+    def __init__(self, forces, backend, terms, tolerance, part, parts, found):
+        self.forces, self.backend, self.found, self.pending, self.left = forces, backend, found, [], terms
         self.tolerance, self.part, self.parts = tolerance, part, parts
         self.quartets, self.left_out = 0, np.zeros(2)
-        if self.left:
-            forces.check_memory_for_coulomb(backend)
 
     def begin(self):
         """Has the device make J if there is memory for it beside what exchange has taken."""
@@ -166,10 +157,10 @@ class CoulombForces:
         """What `DeviceForces.take` is given of one density, which the device is given."""
         forces, backend, context = self.forces, self.backend, self.backend.context
         lists, root, pending = [this.prepared for this in forces.lists], np.sqrt(abs(factor)), []
-        rule, count, without = forces.coulomb_rule(root * norms, 0.0 if context.dry else self.tolerance)
+        rule, count, without = forces.coulomb_rule(norms, root, 0.0 if context.dry else self.tolerance)
         if self.part == 0:
             self.quartets, self.left_out = self.quartets + count, self.left_out + without
-        target = DeviceCoulomb(backend, forces.basis, 2 * root * density[None], rule, lists, more=1)
+        target = DeviceCoulomb(backend, forces.basis, [density], rule, lists, more=1)
         target.load(forces.with_room_for_h(backend, lists))
         for l_ket, l_bra in combinations_with_replacement(sorted(target.degrees), 2):
             target.add(l_bra, l_ket, self.part, self.parts)
@@ -177,10 +168,9 @@ class CoulombForces:
             whole = lists[task.number]
             this = whole[task.first : task.last]
             out, sums = context.pool.get(max(1, 6 * this.nprim)), TaskSums(context, this, hermite_of(this.facts), True)
-            target.add_products(whole, this, copysign(1.0, factor), sums.fields(1))
+            target.add_products(whole, this, 4 * factor, sums.fields(1))  # D in place of D + D^T, twice
             launch_forces(context, this, sums.hermite, sums.fields(1), 1, out)
             pending.append((task, out))
         target.forget()
-        context.pool.release(target.buffer)
         wait = backend.mark()
         return [(task, out, wait) for task, out in pending]

@@ -22,7 +22,7 @@ import numpy as np
 
 from md4.errors import MemoryLimitError
 from md4.gpu.h_layout import KET_STEPS
-from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos
+from md4.gpu.hermite_coulomb import DeviceCoulomb, first_aos, matrices_of
 from md4.gpu.kernels import half_exchange
 from md4.gpu.kernels.exchange_derivatives import launch_exchange_derivatives
 from md4.gpu.kernels.half_exchange import launch_half_exchange, members_of, shares
@@ -106,21 +106,25 @@ class DeviceDerivatives:
         norms = block_norms(self.basis, twice / 2).max(axis=0)
         own, largest = (np.concatenate([getattr(of, name) for of in self.forces.bounds]) for name in ("own", "largest"))
         rule = self.forces.product_rule(tolerance, largest, own * norms[tuple(self.forces.shells.T)], norms)
-        target = DeviceCoulomb(self.backend, self.basis, twice, rule, self.lists, more=1)
+        context, sent = self.backend.context, self.backend.context.pool.get(twice.size)
+        context.copy_in(sent.pointer, np.ascontiguousarray(twice))
+        target = DeviceCoulomb(self.backend, self.basis, matrices_of(sent, len(twice)), rule, self.lists, more=1)
         target.load(self.forces.with_room_for_h(self.backend, self.lists))
         for l_ket, l_bra in combinations_with_replacement(sorted(target.degrees), 2):
             target.add(l_bra, l_ket, part, parts)
-        return target.collect_derivatives(self.lists)
+        found = target.collect_derivatives(self.lists)
+        context.pool.release(sent)
+        return found
 
     def exchange(self, densities, tolerance, part, parts, report):
         """K by W of a piece of the pairs after the other."""
         context, norms = self.backend.context, block_norms(self.basis, densities).max(axis=0)
         every = [array for ket in self.lists for array in members_of(self.basis, ket.pairs.pairs)]
         buffer, members = context.pool.upload(every, context.stream)
-        size, found = densities[0].size, np.empty((len(densities), 3, *densities.shape[1:]))
+        found = np.empty((len(densities), 3, *densities.shape[1:]))
         numbers, sums = context.pool.get(densities.size), context.pool.get(found.size)
         context.copy_in(numbers.pointer, np.ascontiguousarray(densities))
-        given = [numbers.part(n * size, (size,)) for n in range(len(densities))]
+        given = matrices_of(numbers, len(densities))
         context.clear(sums)
         kets = [Kets.of(ket, norms, members[4 * n : 4 * n + 4]) for n, ket in enumerate(self.forces.lists)]
         done, wait = 0, None

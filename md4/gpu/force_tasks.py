@@ -179,13 +179,13 @@ class ForceTasks:
             self.least[key] = max(least_bytes(context, bra, ket, plane) for bra in bras for ket in kets)
         self.require(backend, beside | {"the H matrices of one list": h, "a shell pair": self.least[key]})
 
-    def check_memory_for_coulomb(self, backend):
-        """As `check_memory`, of J alone."""
-        matrices, of_rows = 16 * self.basis.nao**2, self.coulomb_bytes(1)
+    def check_memory_for_coulomb(self, backend, of_densities=0):
+        """As `check_memory`, of J alone; `of_densities`: the bytes of densities, unless these have been allocated."""
+        of_rows = self.coulomb_bytes(1)
         h = max(backend.hermite_bytes(this.pairs) for this in self.lists)
         z = max(this.prepared.facts.max_prim * z_bytes(this.prepared) for this in self.lists)
         out = 96 * sum(this.pairs.nprim for this in self.lists)  # of two densities, before they are taken
-        of = {"densities": matrices, "Hermite functions": of_rows, "derivatives": out, "the H matrices of one list": h}
+        of = {"densities": of_densities, "Hermite functions": of_rows, "derivatives": out, "the H matrices of one list": h}
         of |= {"a shell pair": z}
         self.require(backend, of)
 

@@ -105,9 +105,9 @@ class Counts(NamedTuple):
     first: Buffer
 
 
-def of_terms(chosen, *arrays):
-    """Those of the `chosen` terms, without a copy if these are all."""
-    return arrays if chosen.all() else [array[chosen] for array in arrays]
+def in_order(order, *arrays):
+    """Arrays of terms in an order, without a copy if that is theirs."""
+    return arrays if (np.diff(order) > 0).all() else [array[order] for array in arrays]
 
 
 class DeviceForces(ForceTasks, CoulombBounds):
@@ -134,18 +134,29 @@ class DeviceForces(ForceTasks, CoulombBounds):
         # J of these is made apart, the other terms are made together
         alone = (coulomb != 0) & (self.apart or not with_k.any())
         rest = with_k | (coulomb != 0) & ~alone
-        given = of_terms(alone, densities, norms, coulomb)
-        of_j = CoulombForces(self, backend, *given, tolerance, part, parts, found)
-        quartets, left_out = 0, np.zeros(2)
+        order, quartets, left_out = np.argsort(rest, kind="stable"), 0, np.zeros(2)
+        densities, norms, exchange = in_order(order, densities, norms, exchange)
+        of_alone, of_rest = in_order(order, np.where(alone, coulomb, 0.0), np.where(alone, 0.0, coulomb))
+        context, first, size = backend.context, int(np.count_nonzero(~rest)), self.basis.nao**2
+        others = [these[first:] for these in (norms, of_rest, exchange)]
+        plane, for_plane = self.plane(densities[first:], *others, tolerance)
         if rest.any():
-            others = of_terms(rest, densities, norms, np.where(alone, 0.0, coulomb), exchange)
-            terms, buffers, for_plane = self.terms(backend, *others, tolerance)
+            self.check_memory(backend, densities, plane)
+        if of_alone.any():
+            self.check_memory_for_coulomb(backend, densities.nbytes)
+        d = context.pool.get(max(1, densities.size))
+        context.copy_in(d.pointer, np.ascontiguousarray(densities))
+        terms = [(d.part(n * size, (size,)), norms[n], j) for n, j in enumerate(of_alone.tolist()) if j]
+        of_j = CoulombForces(self, backend, terms, tolerance, part, parts, found)
+        if rest.any():
+            here = d.part(first * size, (densities.size - first * size,))
+            terms, buffer = self.terms(backend, here, plane, *others, tolerance)
             every = range(len(self.lists))
             quartets, left_out = self.add(backend, every, every, terms, found, part, parts, report, of_j)
             left_out += for_plane  # by each part, since nothing says that all have left it out
-            for this in buffers:
-                backend.context.pool.release(this)
+            context.pool.release(buffer)
         of_j.end()
+        context.pool.release(d)
         if report is not None and not rest.any():
             report(self.seconds() / parts)
         return found, quartets + of_j.quartets, left_out + of_j.left_out
@@ -160,22 +171,20 @@ class DeviceForces(ForceTasks, CoulombBounds):
         apart = int(np.count_nonzero(coulomb)) if self.apart or not exchange.any() else 0
         return apart + bool(exchange.any())
 
-    def terms(self, backend, densities, norms, coulomb, exchange, tolerance):
-        """(`Terms`, what to give back after them, bounds of what is left out for the plane); see `plane_of`.
+    def plane(self, densities, norms, coulomb, exchange, tolerance):
+        """As `plane_of`."""
+        pairs = [this.pairs.pairs for this in self.lists]
+        return plane_of(self.basis, pairs, self.bounds, densities, norms, coulomb, exchange, tolerance)
 
-        Of densities with their `block_norms`, once there is memory.
-        """
-        context, pairs = backend.context, [this.pairs.pairs for this in self.lists]
-        plane, for_plane = plane_of(self.basis, pairs, self.bounds, densities, norms, coulomb, exchange, tolerance)
-        self.check_memory(backend, densities, plane)
+    def terms(self, backend, d, plane, norms, coulomb, exchange, tolerance):
+        """(`Terms`, a buffer to give back after them) of the densities `d` on the device, with their `block_norms`."""
+        context = backend.context
         of_pairs = [norms[:, this.pairs.pairs[:, 0], this.pairs.pairs[:, 1]] for this in self.lists]
-        d = context.pool.get(densities.size)
-        context.copy_in(d.pointer, np.ascontiguousarray(densities))
         given = norms, largest_norms(norms), coulomb, exchange
         buffer, arrays = context.pool.upload([*given, *of_pairs], context.stream)
         norms, largest, j, k, *of_pairs = (array.part(0, (array.size,)) for array in arrays)
         of_bounds = norms, largest, j, k, self.basis.nshell, tolerance
-        return Terms((d, j, k, densities.shape[-1]), of_bounds, tuple(of_pairs), plane), (d, buffer), for_plane
+        return Terms((d, j, k, self.basis.nao), of_bounds, tuple(of_pairs), plane), buffer
 
     def add(self, backend, bras, kets, terms, found, part, parts, report=None, of_j=None):
         """Adds the derivatives of lists `bras` with lists `kets` to those of the shells.

@@ -42,6 +42,12 @@ def first_aos(context, prepared, basis):
     return data.first_aos
 
 
+def matrices_of(array, count):
+    """The `count` matrices of a buffer, flat ones."""
+    size = array.size // count
+    return [array.part(n * size, (size,)) for n in range(count)]
+
+
 class Degree:
     """All primitive pairs of one degree in their order, in device memory, with D and J of their Hermite functions.
 
@@ -117,8 +123,8 @@ class DeviceCoulomb:
     backend : md4.gpu.backend.GpuBackend
         `add` works on its track.
     basis : md4.Basis
-    twice : ndarray, shape (n, nao, nao)
-        D + D^T.
+    matrices : list of Buffer
+        D + D^T of each density, nao by nao, or any multiple of it, of which J is the same.
     rule : md4.plan.QuartetRule
         By which quartets survive.
     lists : list of md4.engine.PreparedPairs
@@ -127,24 +133,14 @@ class DeviceCoulomb:
         J_p, and zeros of D_p, are of so much higher a degree than the pairs are: 1 for derivatives.
     """
 
-    def __init__(self, backend, basis, twice, rule, lists, more=0):
-        self.backend, self.basis, self.shape, self.degrees, self.more = backend, basis, twice.shape, {}, more
+    def __init__(self, backend, basis, matrices, rule, lists, more=0):
+        self.backend, self.basis, self.matrices, self.degrees, self.more = backend, basis, matrices, {}, more
         self.axis = basis.mirror_axis
-        context = backend.context
-        size, self.buffer = twice.size, context.pool.get(2 * twice.size)
-        self.twice, self.y = self.buffer.part(0, (size,)), self.buffer.part(size, (size,))
         self.order(rule, lists)
-        context.copy_in_pieces(self.twice.pointer, np.ascontiguousarray(twice))
-        context.clear(self.y)
 
     def degree_of(self, prepared):
         """The degree of the Hermite functions of a list."""
         return prepared.facts.l + self.more
-
-    def matrices(self, array):
-        """The matrices of an array (n, nao, nao) as flat buffers."""
-        size = self.shape[1] * self.shape[2]
-        return [array.part(n * size, (size,)) for n in range(self.shape[0])]
 
     # before the tracks begin
 
@@ -166,7 +162,7 @@ class DeviceCoulomb:
             order = PairOrder(l, counts[mine], rule.bounds[mine], products[mine])
             first[mine] = order.first
             self.degrees[l] = Degree(
-                self.backend.context.pool, order, self.shape[0], self.axis is not None,
+                self.backend.context.pool, order, len(self.matrices), self.axis is not None,
                 self.with_singles and in_single(l, 0),
             )  # fmt: skip
         self.send(ends, first, rule.bounds, products, terms)
@@ -197,9 +193,9 @@ class DeviceCoulomb:
                 continue
             h, ao = this.h(KET_BLOCKS).array, first_aos(context, this, self.basis)
             degree = self.degrees[self.degree_of(this)]
-            for matrix, density in zip(self.matrices(self.twice), degree.densities):
+            for matrix, density in zip(self.matrices, degree.densities):
                 launch_hermite_densities(
-                    context, this, h, ao, matrix, self.shape[1], degree.l, self.places[this], self.axis, density
+                    context, this, h, ao, matrix, self.basis.nao, degree.l, self.places[this], self.axis, density
                 )  # fmt: skip
         degrees = [*self.degrees.values()]
         launch_scales(context, self.backend.operator, degrees, context.pool.room("norms", BLOCKS * len(degrees)))
@@ -263,20 +259,20 @@ class DeviceCoulomb:
         """Adds what J of a slice of a list, the `whole`, gives to Z of gradients; see `launch_hermite_products`."""
         context, degree = self.backend.context, self.degrees[self.degree_of(prepared)]
         ao, places = first_aos(context, prepared, self.basis), self.places[whole]
-        for matrix, sums in zip(self.matrices(self.twice), degree.results()):
+        for matrix, sums in zip(self.matrices, degree.results()):
             launch_hermite_products(
-                context, prepared, ao, matrix, self.shape[1], factor, sums, degree.l, places, self.axis, z
+                context, prepared, ao, matrix, self.basis.nao, factor, sums, degree.l, places, self.axis, z
             )  # fmt: skip
 
-    def collect(self, lists):
-        """Adds what all lists have summed up to Y, and forgets them."""
+    def collect(self, lists, results):
+        """Adds what all lists have summed up to Y of each density, the `results`, and forgets them."""
         context = self.backend.context
         for this in lists:
             if this.nprim == 0:
                 continue
             h, ao, degree = this.h(KET_BLOCKS).array, first_aos(context, this, self.basis), self.degrees[this.facts.l]
-            for sums, y in zip(degree.results(), self.matrices(self.y)):
-                launch_hermite_sums(context, this, h, ao, sums, self.shape[1], self.places[this], self.axis, y)
+            for sums, y in zip(degree.results(), results):
+                launch_hermite_sums(context, this, h, ao, sums, self.basis.nao, self.places[this], self.axis, y)
         self.forget()
 
     def collect_derivatives(self, lists):
@@ -284,7 +280,7 @@ class DeviceCoulomb:
 
         From a pair ab the derivatives by A belong to row a, those by B to row b.
         """
-        context, (count, nao, _) = self.backend.context, self.shape
+        context, count, nao = self.backend.context, len(self.matrices), self.basis.nao
         found, size = np.empty((2, 3, count, nao, nao)), nao**2
         if found.nbytes + self.derived_bytes(self.backend, lists) > self.backend.memory_left():
             for this in lists:  # whose H has served
@@ -304,8 +300,7 @@ class DeviceCoulomb:
                     )  # fmt: skip
         self.forget()
         context.copy_out(found, room.pointer)
-        for buffer in (room, self.buffer):
-            context.pool.release(buffer)
+        context.pool.release(room)
         return (found[0] + found[1].swapaxes(-1, -2)).swapaxes(0, 1)
 
     @staticmethod
@@ -325,7 +320,11 @@ class CoulombTarget(DealtTarget):
 
     def __init__(self, engine, lists, survivors, twice):
         super().__init__(engine, survivors, [twice.shape])
-        self.sums = DeviceCoulomb(self.backend, engine.bra_basis, twice, survivors.rule, lists)
+        size, self.buffer = twice.size, self.context.pool.get(2 * twice.size)
+        sent, self.y = (self.buffer.part(first, (size,)) for first in (0, size))
+        self.context.copy_in_pieces(sent.pointer, np.ascontiguousarray(twice))
+        self.context.clear(self.y)
+        self.sums = DeviceCoulomb(self.backend, engine.bra_basis, matrices_of(sent, len(twice)), survivors.rule, lists)
 
     def begin(self, lists, keeps_all):
         """As `DealtTarget.begin`. Only D and J before and after the tracks are made by H matrices."""
@@ -342,14 +341,14 @@ class CoulombTarget(DealtTarget):
     def finish(self, lists):
         """Adds what all lists have summed up to Y."""
         self.computed, self.sums.backend = self.wanted, self.backend
-        self.sums.collect(lists)
+        self.sums.collect(lists, matrices_of(self.y, len(self.sums.matrices)))
 
     def add_up(self, group):
         """Replaces Y by that of all members of a `md4.gpu.collectives.Group`."""
-        group.add_up((self.sums.y,))
+        group.add_up((self.y,))
 
     def result(self):
         """Y on the host."""
-        (y,) = self.on_host((self.sums.y,))
-        self.context.pool.release(self.sums.buffer)
+        (y,) = self.on_host((self.y,))
+        self.context.pool.release(self.buffer)
         return y
