@@ -9,7 +9,6 @@ summed over all functions, by the permutations of (ab|cd), and X Y = ((X + Y)/2)
 """
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -110,7 +109,8 @@ def check_real(densities):
 def in_use(densities, coulomb, exchange):
     """`Terms` without those that are zero."""
     coulomb, exchange = np.array(coulomb, dtype=float), np.array(exchange, dtype=float)
-    used = ((coulomb != 0) | (exchange != 0)) & densities.any(axis=(1, 2))
+    # of a density that is not zero hardly more than one row is looked at
+    used = ((coulomb != 0) | (exchange != 0)) & np.array([any(map(np.any, this)) for this in densities], dtype=bool)
     chosen = densities if used.all() else densities[used]
     return Terms(np.ascontiguousarray(chosen), coulomb[used], exchange[used])
 
@@ -432,15 +432,19 @@ class Gradients:
         self._compile_ahead("forces", operator, lambda *of: rehearse_forces(*of, *given), part)
         with self.engine.lock:
             forces = self._forces_of_lists(tolerance)
-            of_blocks = norms_of(basis, densities), *factors
-            with ThreadPoolExecutor(1) as pool:  # while the workers make the others
-                more = pool.submit(unlisted_bound, forces.lists, forces.bounds, self._unlisted, *of_blocks)
-                total = self.team.forces(operator, (densities, *of_blocks), tolerance, self.progress)
+            of_blocks, more = (norms_of(basis, densities), *factors), []
+
+            def meanwhile():
+                more.append(unlisted_bound(forces.lists, forces.bounds, self._unlisted, *of_blocks))
+
+            total = self.team.forces(operator, (densities, *of_blocks), tolerance, self.progress, meanwhile)
+            if not more:
+                meanwhile()
         self.ranks.sum(total)
         found, (computed, left, squares), stats.busy = total[0], total[1], tuple(total[2].tolist())
         stats.computed = stats.wanted = int(computed)
         stats.skipped = forces.passes(*factors) * sum(map(len, self.lists)) ** 2 - stats.computed
-        stats.error_bound, stats.error_estimate = float(left) + more.result(), float(np.sqrt(squares))
+        stats.error_bound, stats.error_estimate = float(left) + more[0], float(np.sqrt(squares))
         if self._frame.rotation is not None:
             found = found @ self._frame.rotation
             # the largest component of a vector is at least its length over sqrt(3)

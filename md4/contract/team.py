@@ -311,7 +311,7 @@ class Team:
         total = self.total_of(parts, by_nccl)
         return total, Statistics(sum(computed), 0, sum(wanted), busy=busy, sums=perf_counter() - start)
 
-    def forces(self, operator, terms, tolerance, progress):
+    def forces(self, operator, terms, tolerance, progress, meanwhile):
         """What the workers of this process, which have their `forces`, make of a gradient.
 
         Parameters
@@ -321,6 +321,8 @@ class Team:
             As of `md4.cpu.forces.HostForces.run`.
         progress : bool or None
             As in `run`.
+        meanwhile : callable
+            The first worker of this process may call it once, where it would wait for its device.
 
         Returns
         -------
@@ -335,7 +337,10 @@ class Team:
 
         def work(worker, report):
             start, backend = perf_counter(), worker.backend.with_operator(operator)
-            found, quartets, left_out = worker.forces.run(backend, *terms, tolerance, worker.number, self.size, report)
+            found, quartets, left_out = worker.forces.run(
+                backend, *terms, tolerance, worker.number, self.size, report,
+                meanwhile if worker is self.workers[0] else None,
+            )  # fmt: skip
             busy[worker.number] = perf_counter() - start
             return found, np.array([float(quartets), *left_out])
 

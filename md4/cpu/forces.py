@@ -142,7 +142,9 @@ class HostForces:
         self.degree = 1 + 2 * max(this.pairs.l for this in self.lists)
         self.bounds = [this.of_pairs for this in self.lists]
 
-    def run(self, backend, densities, norms, coulomb, exchange, tolerance, part=0, parts=1, report=None):
+    def run(
+        self, backend, densities, norms, coulomb, exchange, tolerance, part=0, parts=1, report=None, meanwhile=None
+    ):  # fmt: skip
         """The gradient of E of `md4.cpu.gradient` by the centre of each shell, or a part of its terms.
 
         Parameters
@@ -158,6 +160,8 @@ class HostForces:
             The terms are divided into so many parts.
         report : callable, optional
             Is told how much more is done, in predicted seconds of one thread.
+        meanwhile : callable, optional
+            May be called once, where this thread would wait for a device.
 
         Returns
         -------

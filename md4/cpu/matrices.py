@@ -52,18 +52,14 @@ def plus_transposed(matrices, others=None, sign=1, out=None):
 
 
 def symmetric_parts(matrices):
-    """((M + M^T) / 2 of matrices, shape (n, nao, nao); the largest |M_ij|, and the largest |M_ij - M_ji|).
-
-    By NumPy, for matrices of which no more is made: `plus_transposed` would have to be compiled.
-    """
+    """((M + M^T) / 2 of matrices, shape (n, nao, nao); the largest |M_ij|, and the largest |M_ij - M_ji|)."""
     count, nao = matrices.shape[:2]
-    pieces, out, sizes = -(-nao // ROWS), np.empty(matrices.shape), []
+    pieces, out, sizes = -(-nao // ROWS), plus_transposed(matrices), []
 
     def rows(n):
         k, piece = divmod(n, pieces)
         these = slice(piece * ROWS, (piece + 1) * ROWS)
         given, result = matrices[k, these], out[k, these]
-        np.add(given, matrices[k, :, these].T, out=result)
         result *= 0.5
         rest = given - result
         sizes.append([max(this.max(), -this.min()) for this in (given, rest)])

@@ -185,8 +185,8 @@ class ForceTasks:
         h = max(backend.hermite_bytes(this.pairs) for this in self.lists)
         z = max(this.prepared.facts.max_prim * z_bytes(this.prepared) for this in self.lists)
         out = 96 * sum(this.pairs.nprim for this in self.lists)  # of two densities, before they are taken
-        of = {"densities": of_densities, "Hermite functions": of_rows, "derivatives": out, "the H matrices of one list": h}
-        of |= {"a shell pair": z}
+        of = {"densities": of_densities, "Hermite functions": of_rows, "derivatives": out}
+        of |= {"the H matrices of one list": h, "a shell pair": z}
         self.require(backend, of)
 
     def coulomb_bytes(self, densities):

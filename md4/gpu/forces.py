@@ -128,7 +128,9 @@ class DeviceForces(ForceTasks, CoulombBounds):
         self.bounds, self.of_prims, self.tables, self.ways = bounds, of_prims, {}, {}
         self.host = np.zeros(0)  # for derivatives of a task
 
-    def run(self, backend, densities, norms, coulomb, exchange, tolerance, part=0, parts=1, report=None):
+    def run(
+        self, backend, densities, norms, coulomb, exchange, tolerance, part=0, parts=1, report=None, meanwhile=None
+    ):  # fmt: skip
         """As `md4.cpu.forces.HostForces.run`."""
         found, with_k = np.zeros((self.basis.nshell, 3)), exchange != 0
         # J of these is made apart, the other terms are made together
@@ -152,9 +154,12 @@ class DeviceForces(ForceTasks, CoulombBounds):
             here = d.part(first * size, (densities.size - first * size,))
             terms, buffer = self.terms(backend, here, plane, *others, tolerance)
             every = range(len(self.lists))
-            quartets, left_out = self.add(backend, every, every, terms, found, part, parts, report, of_j)
+            quartets, left_out = self.add(backend, every, every, terms, found, part, parts, report, of_j, meanwhile)
             left_out += for_plane  # by each part, since nothing says that all have left it out
             context.pool.release(buffer)
+        elif meanwhile is not None:
+            of_j.begin()
+            meanwhile()
         of_j.end()
         context.pool.release(d)
         if report is not None and not rest.any():
@@ -186,10 +191,11 @@ class DeviceForces(ForceTasks, CoulombBounds):
         of_bounds = norms, largest, j, k, self.basis.nshell, tolerance
         return Terms((d, j, k, self.basis.nao), of_bounds, tuple(of_pairs), plane), buffer
 
-    def add(self, backend, bras, kets, terms, found, part, parts, report=None, of_j=None):
+    def add(self, backend, bras, kets, terms, found, part, parts, report=None, of_j=None, meanwhile=None):
         """Adds the derivatives of lists `bras` with lists `kets` to those of the shells.
 
-        The `CoulombForces` are begun and added, if there are any, while the device is at work.
+        While the device is at work, the `CoulombForces` are begun and added, if there are any, and `meanwhile` is
+        called once.
 
         Returns
         -------
@@ -214,9 +220,11 @@ class DeviceForces(ForceTasks, CoulombBounds):
                         quartets += self.launch(here, task, batch, counts, terms, context, out)
                         made.append((task, out, backend.mark()))
                 self.take(context, found, done)
+                if meanwhile is not None:
+                    meanwhile()
                 if of_j is not None:
                     of_j.take()
-                    of_j = None
+                of_j = meanwhile = None
             self.take(context, found, made)
             if report is not None and made:
                 report(before)

@@ -21,7 +21,7 @@ import numpy as np
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, cuda, i32, i64, jit_device, types, u32, u64
-from md4.gpu.emit.instructions import address_of, make_empty, shared_address
+from md4.gpu.emit.instructions import address_of, make_empty, prefetch, shared_address
 from md4.gpu.emit.reverse import (
     ahead_of,
     make_add_sums,
@@ -31,7 +31,7 @@ from md4.gpu.emit.reverse import (
 )
 from md4.gpu.emit.scalars import load_shared_int, quotient, store_shared_int
 from md4.gpu.emit.unrolled import make_r_by_axis
-from md4.gpu.kernels.gamma_blocks import tile_place
+from md4.gpu.kernels.gamma_blocks import GROUP, tile_place
 from md4.gpu.kernels.groups import Records
 from md4.gpu.kernels.primitive_quartets import (
     Charge,
@@ -114,6 +114,16 @@ def lane_set_bytes(row):
     return 256 * (row + 1)
 
 
+def bring_tiles(gamma, size, shells, lane):
+    """Gamma of a warp's shell quartets, which follow each other, is to come to the L2 cache (device function)."""
+    first, last = i64(cuda.shfl_sync(-1, shells, 0) >> 5), i64(cuda.shfl_sync(-1, shells, 31) >> 5) + 1
+    address, end = address_of(gamma, first * (GROUP * size)), address_of(gamma, last * (GROUP * size))
+    address += 128 * lane
+    while address < end:
+        prefetch(address)
+        address += 128 * 32
+
+
 def reverse_lanes(nab, chunk, warps, lc, ld, pure, single, l, lowest, kind):
     """Kernel factory: `nab` functions of the bra, the ket's shells, and for each warp `chunk` of the p up to degree l.
 
@@ -133,7 +143,7 @@ def reverse_lanes(nab, chunk, warps, lc, ld, pure, single, l, lowest, kind):
     zeros_upto, make_r = make_zeros_upto(kind, l + l_ket), make_r_by_axis(l + l_ket, False)
     charge_at, separation_of, set_bytes = jit_device(charge), jit_device(separate), lane_set_bytes(row)
     quartets = jit_device(quartets_of)
-    in_tile = jit_device(tile_place)
+    in_tile, bring = jit_device(tile_place), jit_device(bring_tiles)
 
     def kernel(
         records: Records, first_prim: i64, kets: KetPrimitives, of_kets: Kets, gamma: F64, dead: i64,
@@ -158,7 +168,9 @@ def reverse_lanes(nab, chunk, warps, lc, ld, pure, single, l, lowest, kind):
         own_numbers, number = i32(numbers_at + (tid >> 5) * set_bytes), u64(min(n + tid, behind - 1))
         ket, shells = u64(u32(kets.numbers[number])), i64(kets.shells[number])
         while n < behind:
-            # each warp makes r of 32 quartets
+            # each warp makes r of 32 quartets; where several wait for one Gamma, it is on its way meanwhile
+            if warps > 1:
+                bring(gamma, of_quartet, i32(shells), lane)
             at, shells = ket * width, shells if n + tid < behind else dead
             h, of_cd = address_of(of_kets.h, i64(ket) * h_size), address_of(gamma, in_tile(shells, of_quartet))
             if warps == 1:
