@@ -101,7 +101,7 @@ class CoulombBounds:
 
 
 class CoulombForces:
-    """What J adds to forces of `md4.gpu.forces.DeviceForces`, while the device is at work on exchange.
+    """What J adds to forces of `md4.gpu.forces.DeviceForces`, between the counts of exchange and exchange itself.
 
     Parameters
     ----------

@@ -9,7 +9,7 @@ reaches the tolerance (`md4.contract.screening`), and for a warp the largest R_c
 its ket primitives stand for all of them. So the primitives are ordered such that neighbours have about the same of both
 (`md4.gpu.pair_order`). Quartets that survive only just are taken by a second kernel, in single precision, unless their
 exponents are too large for it. For molecules in a plane there are kernels that know what is zero
-(`md4.gpu.hermite_rows`).
+(`md4.gpu.hermite_rows`), and for derivatives, whose D has no functions of the highest degree.
 """
 
 from functools import cache

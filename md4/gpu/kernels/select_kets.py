@@ -15,7 +15,7 @@ others are below `EARLY` times the tolerance, with the largest |D| of any shells
 larger bounds are added up there, which hardly changes the sums. For classes whose quartets are listed the kernel runs
 again when the host has made room: it lists the shell quartets, those of each bra pair together, and the primitive
 quartets, those of each primitive bra pair together, both in the order of the ket pairs that a warp takes, and one warp
-after the other.
+after the other. A warp leaves out the turns in which it had found nothing.
 
 A block takes a bra pair, and each of its warps 32 ket pairs at a time, whose primitive pairs are divided among the
 lanes, unless each has one only. In shared memory each warp has a number of each primitive bra pair: how many primitive

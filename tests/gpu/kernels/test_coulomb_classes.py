@@ -96,3 +96,24 @@ def test_operators(kind, parameter):
     with running():
         ours = by_device(basis, bra, ket, twice, operator)
     assert abs(ours - right).max() < 1e-13 * abs(right).max()
+
+
+@pytest.mark.sample("(1, 0)-double-None", "(2, 1)-single-0")
+@pytest.mark.parametrize("axis", [None, 0, 2])
+@pytest.mark.parametrize("way", ["double", "single"])
+@pytest.mark.parametrize("classes", [(1, 0), (2, 1), (3, 2)], ids=str)
+def test_derivatives(classes, way, axis, monkeypatch):
+    """Forces of J alone, whose kernels have no densities of the highest degree."""
+    monkeypatch.setattr(hermite_coulomb, "SINGLE_RATIO", 1e80 if way == "single" else 0.0)
+    monkeypatch.setattr(hermite_coulomb, "FEWEST_SINGLES", 0)
+    rng = np.random.default_rng(sum(classes))
+    basis = md4.Basis([shell for l in classes for shell in side(rng, l, 1, axis)])
+    dm = rng.normal(size=(basis.nao, basis.nao))
+    dm += dm.T
+    right = md4.JK(basis, backend="cpu").gradient(dm, exchange=0.0, tolerance=0)
+    with running() as machine:
+        ours = md4.JK(basis, backend="cuda").gradient(dm, exchange=0.0, tolerance=1e-30)
+    assert "correlation_by_threads" in machine.kernels
+    error = abs(ours - right).max() / abs(right).max()
+    assert error < (2e-6 if way == "single" else 1e-13)
+    assert (error > 1e-12) == (way == "single")

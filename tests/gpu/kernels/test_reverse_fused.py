@@ -123,6 +123,7 @@ def test_tails_of_bounds():
 @pytest.mark.parametrize("near", [True, False])
 @pytest.mark.parametrize("nket, early", [
     (1, 0.01), (31, 1.0), (THREADS, 1.0), (2 * THREADS + 5, 0.01), (3 * THREADS, 1.0), (3 * THREADS + 5, 1.0),
+    (33 * THREADS + 5, 0.01),
 ])  # fmt: skip
 def test_selected_kets(nket, early, near, monkeypatch):
     """Numbers, bounds and lists of quartets of a slice of a bra list, beside NumPy; pairs without primitives, too.
