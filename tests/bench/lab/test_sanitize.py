@@ -222,9 +222,9 @@ def counts(maker, task, pairs):
     return np.diff(shell_pairs(basis, pairs, np.exp(task[2])).start)
 
 
-def every_ket(made, backend, tasks, batch, terms, count=forces.DeviceForces.count):
+def every_ket(made, *given, count=forces.DeviceForces.count):
     """As `DeviceForces.count`, if nothing is left out."""
-    counts, _ = count(made, backend, tasks, batch, terms)
+    (counts, _), batch = count(made, *given), given[2]
     for pairs, prims, *_ in counts:
         for n, number in enumerate(batch):
             pairs[n], prims[n] = len(made.lists[number]), made.lists[number].pairs.nprim
