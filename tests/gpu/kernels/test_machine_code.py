@@ -55,7 +55,7 @@ SPILLS = {
     "fused_transforms": 180,  # 172 of contracted bras, two fragments of rows, five blocks of q, on sm_90
     "fused_wide": 180,  # 176 at two fragments of rows a warp and six blocks of cd, on sm_100; 152 at most on sm_90
     "bra_transform": 76,  # 72 turned, eleven blocks of rows and four of columns, on sm_80; 40 at most on sm_90
-    # 352 for erfc on sm_80, of derivatives, 300 otherwise; 276 for Coulomb at (4, 4) of derivatives in a plane on sm_100
+    # 352 for erfc on sm_80, of derivatives, 300 otherwise; 276 for Coulomb at (4, 4), derivatives in a plane, on sm_100
     "correlation_by_threads": 360,
     # 380 at (12, 4) in a plane, 208 at (8, 5) otherwise, on sm_90; 52 before addends were checked, which costs no time
     # (bench/LAB_NOTES.md)
