@@ -222,22 +222,24 @@ def launch_coulomb(backend, lists, mirrored):
         target.collect(lists, [NOTHING])
 
 
-def launch_gradient(backend, bra, ket):
-    """What gradients launch for the first list as bra and the second as ket, all quartets of which count."""
-    lists = [PairList(side, *[np.ones(len(side))] * 3, (0, 0)) for side in (bra, ket)]
+def launch_gradient(backend, bras, kets):
+    """What gradients launch for lists `bras` with lists `kets`, all quartets of which count."""
+    lists = [PairList(side, *[np.ones(len(side))] * 3, (0, 0)) for side in (*bras, *kets)]
     basis = Basis.from_arrays([0, 0], [[1.0]] * 2, [[1.0]] * 2, np.zeros((2, 3)))
     bounds = [GradientBounds(this.pairs.pairs, basis.centres, this.exact, this.exact) for this in lists]
     planes = [None, *(Plane(0, mixed) for mixed in (False, True))]
+    of_pairs, numbers = (NOTHING,) * len(lists), range(len(lists))
     of_densities = [
-        forces.Terms((NOTHING,) * 3 + (1,), (NOTHING,) * 4 + (1, 0.0), (NOTHING, NOTHING), plane) for plane in planes
+        forces.Terms((NOTHING,) * 3 + (1,), (NOTHING,) * 4 + (1, 0.0), of_pairs, plane) for plane in planes
     ]  # fmt: skip
-    of_table = TableTerms(NOTHING, NOTHING, 0.0, dict.fromkeys((0, 1), (0, 0)), (1, 1), (1, 1), (NOTHING, NOTHING))
-    made = forces.DeviceForces(basis, lists, bounds, bounds)
-    launch_norms(backend.context, of_table.gamma_of(0, 1), bra, ket, of_table.norms_of(0, 1))
+    of_table = TableTerms(NOTHING, NOTHING, 0.0, dict.fromkeys(numbers, (0, 0)), (1, 1), (1, 1), of_pairs)
+    made, first, second = forces.DeviceForces(basis, lists, bounds, bounds), numbers[: len(bras)], numbers[len(bras) :]
+    launch_norms(backend.context, of_table.gamma_of(0, 1), bras[0], kets[0], of_table.norms_of(0, 1))
     for terms in (*of_densities, of_table):
-        for task in made.tasks(backend, [0], [1]):
-            ((counts,), _), (out,) = made.count([backend], [task], [1], terms), made.outs(backend.context, [task])
-            made.launch(backend, task, [1], counts, terms, backend.context, out)
+        tasks = made.tasks(backend, first, second)
+        counts, _ = made.count([backend], tasks, second, terms)
+        for task, of_task, out in zip(tasks, counts, made.outs(backend.context, tasks)):
+            made.launch(backend, task, second, of_task, terms, backend.context, out)
 
 
 def launch_exchange(backend, bra, ket):
@@ -270,10 +272,12 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
     sides = [(b, a) for a, b in combinations_with_replacement(shells, 2)]
     backend = fake_backend(unit, Operator(kind, 0.0 if kind == "coulomb" else 0.3))
     for pure, (k_bra, k_ket, count) in product(kinds_of_shells, lengths):
-        lists = [
+        bras, kets = (
             [fake_prepared(pair_list(*side, k, count, pure), backend) for side in sides] for k in (k_bra, k_ket)
-        ]
-        for bra, ket in product(*lists):
+        )
+        # where lists of both sides are alike, each pair of them is met in both roles anyway
+        exchanged = () if unit == "fma" else (False,) if k_bra == k_ket else (False, True)
+        for bra, ket in product(bras, kets):
             shape = (len(bra), len(ket), bra.pairs.na, bra.pairs.nb, ket.pairs.na, ket.pairs.nb)
             block = backend.scratch(shape)
             Engine.run_steps(SimpleNamespace(backend=backend), bra, ket, block)
@@ -286,9 +290,8 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
                     launch_digest(backend.context, block, *order, [None] * 2, False, [None] * 4, counts, 1)
                 if unit != "fma":
                     launch_parts(backend, *order)
-            for roles in ((bra, ket), (ket, bra)) if unit != "fma" else ():
-                launch_gradient(backend, *roles)
-                launch_exchange(backend, *roles)
+            for turned in exchanged:
+                launch_exchange(backend, *((ket, bra) if turned else (bra, ket)))
             plan = backend.plan(bra, ket)
             order = (ket, bra) if plan.swap else (bra, ket)
             if unit != "fma" and plan.path.digests(*(side.facts for side in order)):
@@ -296,8 +299,10 @@ def used_variants(unit, kind="coulomb", lmax=6, lengths=LENGTHS, kinds_of_shells
                 order[1].h(KET_SINGLES)
                 for single in (False, True):
                     launch_in_place(backend.context, backend.operator, None, None, *order, *more, single)
+        for turned in exchanged:
+            launch_gradient(backend, *((kets, bras) if turned else (bras, kets)))
     for mirrored in (False, True):
-        launch_coulomb(backend, lists[0], mirrored)
+        launch_coulomb(backend, bras, mirrored)
     launch_bounds(backend.context, block, None)
     launch_derivative_norms(backend.context, bra, None, 1, None, None)
     launch_narrow(backend.context, NOTHING, None)
