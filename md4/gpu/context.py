@@ -268,6 +268,17 @@ class DeviceContext:
         """The same on a stream that the engine's does not hold up: for short kernels, and copies of what is done."""
         return self.on(urgent_stream())
 
+    def beside_now(self):
+        """`beside`, for copies to memory that is had of the pool before anything is given back to it.
+
+        What `beside` will be given comes after what this stream was given so far, and so after all that may still use
+        such memory.
+        """
+        event = cuda.event(timing=False)
+        event.record(self.stream)
+        event.wait(self.beside.stream)
+        return self.beside
+
     def on_track(self, track):
         """The same, of track 0, on another track: its stream, and rooms of its own."""
         other = self.on(self.tracks.stream(track))

@@ -51,7 +51,7 @@ class CoulombBounds:
     of_prims: Any
 
     def coulomb_rule(self, norms, root, tolerance):
-        """(`md4.plan.QuartetRule`, quartets that count, as `run` counts them, bounds of the others).
+        """(`md4.plan.QuartetRule`, function that returns: how many quartets count for `run`, bounds of the others).
 
         `norms`: the `block_norms` of a density, `root` the root of |j|. Without exchange the bound of a quartet is a
         product of two numbers of its pairs.
@@ -61,13 +61,16 @@ class CoulombBounds:
             of_pairs * np.concatenate([getattr(bounds, name) for bounds in self.bounds])
             for name in ("own", "derivative")
         )  # fmt: skip
-        order, falling = np.sort(own), np.sort(derivative)[::-1]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            limits = np.where(falling > 0, tolerance * (1 + ROUNDING) / falling, np.inf)
-        left = np.searchsorted(order, limits) if tolerance > 0 else np.zeros(len(own), dtype=np.int64)
-        sums = (np.append(0, np.cumsum(order**n))[left] @ falling**n for n in (1, 2))
-        rule = self.product_rule(tolerance, derivative, own, max(1.0, root) * norms)
-        return rule, len(own) ** 2 - int(left.sum()), np.array([*sums])
+
+        def counted():
+            order, falling = np.sort(own), np.sort(derivative)[::-1]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                limits = np.where(falling > 0, tolerance * (1 + ROUNDING) / falling, np.inf)
+            left = np.searchsorted(order, limits) if tolerance > 0 else np.zeros(len(own), dtype=np.int64)
+            sums = (np.append(0, np.cumsum(order**n))[left] @ falling**n for n in (1, 2))
+            return len(own) ** 2 - int(left.sum()), np.array([*sums])
+
+        return self.product_rule(tolerance, derivative, own, max(1.0, root) * norms), counted
 
     def product_rule(self, tolerance, derivative, own, norms):
         """The `md4.plan.QuartetRule` for bounds that are `derivative` of one pair times `own` of the other one.
@@ -123,44 +126,55 @@ class CoulombForces:
 
     def __init__(self, forces, backend, terms, tolerance, part, parts, found):
         self.forces, self.backend, self.found, self.pending, self.left = forces, backend, found, [], terms
+        self.uncounted = []
         self.tolerance, self.part, self.parts = tolerance, part, parts
         self.quartets, self.left_out = 0, np.zeros(2)
 
-    def begin(self):
-        """Has the device make J if there is memory for it beside what exchange has taken."""
+    def begin(self, beside):
+        """Has the device make J if there is memory for it beside what exchange has taken.
+
+        `beside`: as of `md4.gpu.hermite_coulomb.DeviceCoulomb`.
+        """
         if not self.left:
             return
         try:
             self.forces.check_memory_for_coulomb(self.backend)
         except MemoryLimitError:
             return  # to be begun when exchange has given its memory back
-        self.make()
+        self.make(beside)
 
     def end(self):
         """Adds all that J gives."""
         self.make()
         self.take()
 
-    def make(self):
+    def make(self, beside=None):
         """Launches what is left, and adds what all densities but the last one give."""
         while self.left:
-            this = self.launched(*self.left.pop(0))
-            self.take()
+            this, beside = self.launched(*self.left.pop(0), beside), None  # work goes on in what this one gave back
+            self.add()
             self.pending = this
 
-    def take(self):
+    def add(self):
         """Adds the derivatives that were launched to those of the shells, once they are there."""
         self.forces.take(self.backend.context, self.found, self.pending)
         self.pending = []
 
-    def launched(self, density, norms, factor):
+    def take(self):
+        """As `add`, and counts quartets, for which nothing on the device waits."""
+        self.add()
+        while self.uncounted:
+            count, without = self.uncounted.pop()()
+            self.quartets, self.left_out = self.quartets + count, self.left_out + without
+
+    def launched(self, density, norms, factor, beside):
         """What `DeviceForces.take` is given of one density, which the device is given."""
         forces, backend, context = self.forces, self.backend, self.backend.context
         lists, root, pending = [this.prepared for this in forces.lists], np.sqrt(abs(factor)), []
-        rule, count, without = forces.coulomb_rule(norms, root, 0.0 if context.dry else self.tolerance)
+        rule, counted = forces.coulomb_rule(norms, root, 0.0 if context.dry else self.tolerance)
         if self.part == 0:
-            self.quartets, self.left_out = self.quartets + count, self.left_out + without
-        target = DeviceCoulomb(backend, forces.basis, [density], rule, lists, more=1)
+            self.uncounted.append(counted)
+        target = DeviceCoulomb(backend, forces.basis, [density], rule, lists, more=1, beside=beside)
         target.load(forces.with_room_for_h(backend, lists))
         for l_ket, l_bra in combinations_with_replacement(sorted(target.degrees), 2):
             target.add(l_bra, l_ket, self.part, self.parts)

@@ -55,25 +55,25 @@ class TableTerms(NamedTuple):
 
     Attributes
     ----------
-    table, norms : Buffer
+    table, of_blocks : Buffer
     tolerance : float
     places : dict
         Of each list, by its number, (first function, first pair) in the table.
     steps, norm_steps : tuple of int
         From one function of the bra, and of the ket, to the next in the table; and from one pair to the next.
-    of_pairs : tuple of Buffer
-        Of each list, something: no bound is made of it.
+    first : int
+        Where the norm of the first one of the pairs of all lists with itself would be.
     """
 
     table: Any
-    norms: Any
+    of_blocks: Any
     tolerance: float
     places: dict
     steps: tuple
     norm_steps: tuple
-    of_pairs: tuple
+    first: int
 
-    by_table, plane = True, None
+    by_table, with_j, plane = True, False, None
 
     def gamma_of(self, bra, ket):
         """Fields of `md4.gpu.kernels.gamma_table.GammaTable`."""
@@ -83,7 +83,17 @@ class TableTerms(NamedTuple):
     def norms_of(self, bra, ket):
         """Fields of `md4.gpu.kernels.gamma_table.TableNorms`."""
         first = self.places[bra][1] * self.norm_steps[0] + self.places[ket][1] * self.norm_steps[1]
-        return self.norms, first, *self.norm_steps, self.tolerance
+        return self.of_blocks, first, *self.norm_steps, self.tolerance
+
+    @property
+    def norms(self):
+        """The same of all lists, whose pairs are counted through."""
+        return self.of_blocks, self.first, *self.norm_steps, self.tolerance
+
+    @property
+    def of_pairs(self):
+        """Nothing: no bound is made of norms of pairs."""
+        return self.of_blocks.part(0, (0,))
 
     def turned(self):
         """The same for exchanged bra and ket."""
@@ -184,8 +194,8 @@ class DeviceFittingForces(DeviceForces):
             self.check_lists(backend, bras, kets, {"norms of Gamma": 8 * counts[0] * counts[1]})
         norms = context.pool.get(max(1, counts[0] * counts[1]))
         steps, norm_steps = (1, table.shape[1]), (1, counts[0])
-        none = (norms.part(0, (0,)),) * len(self.lists)
-        terms = TableTerms(as_buffer(table), norms, tolerance, places, steps, norm_steps, none)
+        sides = ((places[numbers[0]][1] - self.begin[numbers[0]]) * step for numbers, step in zip(ways[0], norm_steps))
+        terms = TableTerms(as_buffer(table), norms, tolerance, places, steps, norm_steps, sum(sides))
         with in_turn(backend.tracks()) as contexts:
             for here, (bra, ket) in zip(contexts, product(*ways[0])):
                 pair = self.lists[bra].prepared, self.lists[ket].prepared

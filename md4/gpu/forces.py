@@ -39,7 +39,7 @@ from md4.gpu.kernels.recurrence import launch_listed_r, launch_r
 from md4.gpu.kernels.reverse_fused import launch_reverse_fused
 from md4.gpu.kernels.reverse_lanes import launch_reverse_lanes
 from md4.gpu.kernels.reverse_sums import launch_reverse, reverse_tile
-from md4.gpu.kernels.select_kets import count_sizes, largest_norms, launch_select, packed_shells, tails_of
+from md4.gpu.kernels.select_kets import count_sizes, largest_norms, launch_select, packed_prims, packed_shells, tails_of
 from md4.gpu.kernels.two_products import BEHIND, bra_form
 from md4.gpu.paths import bra_launcher
 from md4.gpu.r_layout import r_stride_of
@@ -61,27 +61,26 @@ class Terms(NamedTuple):
     ----------
     densities, norms : tuple
         Fields of `md4.gpu.kernels.reverse_sums.Densities` and `md4.gpu.kernels.select_kets.Norms`.
-    of_pairs : tuple of Buffer
-        Of each list, `md4.gpu.kernels.select_kets.BoundedPairs.norms`.
+    of_pairs : Buffer
+        `md4.gpu.kernels.select_kets.BoundedPairs.norms`.
     plane : md4.gpu.force_planes.Plane or None
+    with_j : bool
+        Whether a factor j is not zero.
     by_table : bool
         Whether Gamma is in a table; see `md4.gpu.fitting_forces.TableTerms`.
     """
 
     densities: tuple
     norms: tuple
-    of_pairs: tuple
+    of_pairs: Buffer
     plane: Plane | None
+    with_j: bool
 
     by_table = False
 
     def gamma_of(self, bra, ket):
         """What Gamma of two lists, given by their numbers, is made of."""
         return self.densities
-
-    def norms_of(self, bra, ket):
-        """What its bounds are made of."""
-        return self.norms
 
 
 class Counts(NamedTuple):
@@ -93,15 +92,15 @@ class Counts(NamedTuple):
         For each bra pair, how many ket pairs, and the end of the last one.
     prims : ndarray, shape (nlist, nprim)
         For each primitive bra pair, how many primitive ket pairs.
-    of_warps : list of Buffer
-        Of each list; see `md4.gpu.kernels.select_kets.KetCounts`.
+    of_warps : Buffer
+        Of all lists; see `md4.gpu.kernels.select_kets.KetCounts`.
     first : Buffer of int64
         Room for `md4.gpu.kernels.select_kets.QuartetTable.first` and `first_quartets` of all lists.
     """
 
     pairs: np.ndarray
     prims: np.ndarray
-    of_warps: list
+    of_warps: Buffer
     first: Buffer
 
 
@@ -125,7 +124,10 @@ class DeviceForces(ForceTasks, CoulombBounds):
 
     def __init__(self, basis, lists, bounds, of_prims, beside=()):
         super().__init__(basis, lists, beside)
-        self.bounds, self.of_prims, self.tables, self.ways = bounds, of_prims, {}, {}
+        self.bounds, self.of_prims, self.tables, self.ways = bounds, of_prims, None, {}
+        # where each list begins in the pairs, and in the primitive pairs, of all lists
+        self.begin = np.cumsum([0, *map(len, lists)]).tolist()
+        self.begin_prims = np.cumsum([0, *(this.pairs.nprim for this in lists)]).tolist()
         self.host = np.zeros(0)  # for derivatives of a task
 
     def run(
@@ -158,7 +160,7 @@ class DeviceForces(ForceTasks, CoulombBounds):
             left_out += for_plane  # by each part, since nothing says that all have left it out
             context.pool.release(buffer)
         elif meanwhile is not None:
-            of_j.begin()
+            of_j.begin(None)
             meanwhile()
         of_j.end()
         context.pool.release(d)
@@ -184,12 +186,13 @@ class DeviceForces(ForceTasks, CoulombBounds):
     def terms(self, backend, d, plane, norms, coulomb, exchange, tolerance):
         """(`Terms`, a buffer to give back after them) of the densities `d` on the device, with their `block_norms`."""
         context = backend.context
-        of_pairs = [norms[:, this.pairs.pairs[:, 0], this.pairs.pairs[:, 1]] for this in self.lists]
-        given = norms, largest_norms(norms), coulomb, exchange
-        buffer, arrays = context.pool.upload([*given, *of_pairs], context.stream)
-        norms, largest, j, k, *of_pairs = (array.part(0, (array.size,)) for array in arrays)
+        with_j = bool(coulomb.any())
+        of_pairs = norms[:, self.shells[:, 0], self.shells[:, 1]] if with_j else np.zeros(0)
+        given = norms, largest_norms(norms), coulomb, exchange, of_pairs
+        buffer, arrays = context.pool.upload(given, context.stream)
+        norms, largest, j, k, of_pairs = (array.part(0, (array.size,)) for array in arrays)
         of_bounds = norms, largest, j, k, self.basis.nshell, tolerance
-        return Terms((d, j, k, self.basis.nao), of_bounds, tuple(of_pairs), plane), buffer
+        return Terms((d, j, k, self.basis.nao), of_bounds, of_pairs, plane, with_j), buffer
 
     def add(self, backend, bras, kets, terms, found, part, parts, report=None, of_j=None, meanwhile=None):
         """Adds the derivatives of lists `bras` with lists `kets` to those of the shells.
@@ -205,10 +208,10 @@ class DeviceForces(ForceTasks, CoulombBounds):
         context, quartets, left_out, tracks = backend.context, 0, np.zeros(2), backend.tracks()
         few = self.working_tracks(tracks, bras, kets, terms.plane)
         for batch in self.batches(backend, kets):
-            made, before = [], 0.0
+            made, before, limits = [], 0.0, self.limits(context, bras, batch, terms)
             every = self.tasks(backend, bras, batch, part, parts, terms.plane)
             for tasks in self.counted_together(every, batch, context.pool.share(COUNT_BYTES)):
-                numbers, without = self.count(tracks, tasks, batch, terms, of_j)
+                numbers, without = self.count(tracks, tasks, batch, terms, limits, of_j)
                 left_out += without
                 # now the device has done all that it was given before
                 if report is not None and before:
@@ -217,7 +220,7 @@ class DeviceForces(ForceTasks, CoulombBounds):
                 outs, done, made = self.outs(context, tasks), made, []
                 with self.dealt(few, tasks) as dealt:
                     for (here, task), counts, out in zip(dealt, numbers, outs):
-                        quartets += self.launch(here, task, batch, counts, terms, context, out)
+                        quartets += self.launch(here, task, batch, counts, terms, limits[task.number], context, out)
                         made.append((task, out, backend.mark()))
                 self.take(context, found, done)
                 if meanwhile is not None:
@@ -247,35 +250,61 @@ class DeviceForces(ForceTasks, CoulombBounds):
         counts = [int(start[task.last] - start[task.first]) for start, task in starts]
         return [context.pool.get(max(1, 6 * count)) for count in counts]
 
-    def bounded(self, context, number, of_bra, terms):
-        """Fields of `md4.gpu.kernels.select_kets.BoundedPairs` of a list; bounds are kept in device memory."""
-        if number not in self.tables:
-            bounds, of_prims = self.bounds[number], self.of_prims[number]
-            arrays = [bounds.derivative, of_prims.derivative, bounds.own, of_prims.own, tails_of(bounds.own)]
-            arrays = [packed_shells(self.lists[number].pairs.pairs), *arrays]
-            with context.alone():
-                self.tables[number] = context.pool.upload(arrays, context.stream)[1]
-        shells, *both, tails = self.tables[number]
-        of_side = both[:2] if of_bra else both[2:]
-        return shells, self.lists[number].prepared.data.start, *of_side, tails, terms.of_pairs[number]
+    def bounded(self, context, terms):
+        """Fields of `md4.gpu.kernels.select_kets.BoundedPairs` as bras and as kets, and where each list begins.
 
-    def counts_of(self, task, batch):
-        """Numbers of both counts of a task with each list; see `md4.gpu.kernels.select_kets.KetCounts`."""
+        Bounds are kept in device memory.
+        """
+        if self.tables is None:
+            tails, every = [tails_of(bounds.own) for bounds in self.bounds], [this.pairs for this in self.lists]
+            prims = np.concatenate([packed_prims(pairs.start) for pairs in every])
+            own, derivative = (
+                [np.concatenate([getattr(this, name) for this in of]) for of in (self.bounds, self.of_prims)]
+                for name in ("own", "derivative")
+            )  # fmt: skip
+            begins = np.stack([self.begin, np.cumsum([0, *map(len, tails)]), self.begin_prims], axis=1)
+            arrays = [packed_shells(self.shells), prims, *derivative, *own, np.concatenate(tails), begins]
+            self.tables = context.pool.upload(arrays, context.stream)[1]
+        shells, prims, *both, tails, begins = self.tables
+        bra, ket = ((shells, prims, *of_side, tails, terms.of_pairs) for of_side in (both[:2], both[2:]))
+        return bra, ket, begins
+
+    def first_pair(self, number, first):
+        """Fields of `md4.gpu.kernels.select_kets.FirstPair` for a pair of a list."""
+        return self.begin[number] + first, self.begin[number], self.begin_prims[number]
+
+    def sizes(self, task):
+        """Pairs of a task, and their primitive pairs."""
         start = self.lists[task.number].pairs.start
-        own = task.last - task.first, int(start[task.last] - start[task.first])
-        return [count_sizes(*own, len(self.lists[number])) for number in batch]
+        return task.last - task.first, int(start[task.last] - start[task.first])
+
+    def limits(self, context, bras, batch, terms):
+        """For each bra list, by its number: bounds below which primitive quartets with each ket list are left out.
+
+        They are left out where quartets are listed. What is returned is in device memory until the next call.
+        """
+        ways = [[self.way(context, bra, ket, terms.plane) for ket in batch] for bra in bras]
+        limits = np.array([[PRIMITIVE_PART * terms.norms[-1] * way.listed for way in of_bra] for of_bra in ways])
+        room, nket = context.pool.room("primitive limits", limits.size), len(batch)
+        context.copy_in(room.pointer, limits)
+        return {number: room.part(nket * n, (nket,)) for n, number in enumerate(bras)}
 
     def counted_together(self, tasks, batch, most):
         """Successive tasks, whose counts take so many bytes at most; a large task is alone."""
         needs = [
-            4 * sum(map(sum, self.counts_of(task, batch))) + 8 * len(batch) * self.first_width(task) for task in tasks
+            len(batch) * (4 * sum(count_sizes(*self.sizes(task))) + 8 * self.first_width(task)) for task in tasks
         ]  # fmt: skip
         return [tasks[group.start : group.stop] for group in groups_within(needs, most)]
 
-    def count(self, backends, tasks, batch, terms, of_j=None):
+    def count(self, backends, tasks, batch, terms, limits, of_j=None):
         """What counts of each list of a batch with the bra pairs of tasks, which are dealt to tracks.
 
         The `CoulombForces` are begun while the device counts, so that it has work while the host reads the counts.
+
+        Parameters
+        ----------
+        limits : dict
+            What `limits` returns.
 
         Returns
         -------
@@ -284,41 +313,36 @@ class DeviceForces(ForceTasks, CoulombBounds):
         left_out : ndarray, shape (2,)
             As of `run`.
         """
-        context, nlist, widths = backends[0].context, len(batch), [self.first_width(task) for task in tasks]
-        sizes = [self.counts_of(task, batch) for task in tasks]
-        edges, of_warps = (np.cumsum([0, *these]).tolist() for these in np.sum(sizes, axis=1).T)
-        numbers, most = np.empty(edges[-1], dtype=np.int32), 2 * max(task.last for task in tasks)
-        left_out = np.zeros((len(backends), most))
-        sums = context.pool.room("left out", left_out.size)
-        room = context.pool.room("ket counts", words(4 * (edges[-1] + of_warps[-1])))
-        first_ones, places = context.pool.room("first quartets", nlist * sum(widths)), np.cumsum([0, *widths]) * nlist
-        context.clear(sums)
-        counts = []
+        context, nlist = backends[0].context, len(batch)
+        bra, ket, begins = self.bounded(context, terms)
+        kets, sizes = begins.part(3 * batch[0], (nlist + 1, 3)), [self.sizes(task) for task in tasks]
+        needs = [(*(nlist * n for n in count_sizes(*size)), nlist * self.first_width(task), 2 * size[0])
+                 for task, size in zip(tasks, sizes)]  # fmt: skip
+        edges = np.cumsum([(0, 0, 0, 0), *needs], axis=0).tolist()
+        of_numbers, of_warps, of_first, of_sums = edges[-1]
+        numbers, left_out = np.empty(of_numbers, dtype=np.int32), np.empty(of_sums)
+        sums, first = context.pool.room("left out", of_sums), context.pool.room("first quartets", of_first)
+        room, counts = context.pool.room("ket counts", words(4 * (of_numbers + of_warps))), []
+        beside = context.beside_now()  # before the device counts
         with self.dealt(backends, tasks) as dealt:
-            for (backend, task), of_task, first, end, place_of_warps, (place, behind) in zip(
-                dealt, sizes, edges, edges[1:], of_warps, pairwise(places.tolist())
-            ):
-                here, npair, parts = backend.context, task.last - task.first, []
-                bra, own = self.bounded(here, task.number, True, terms), sums.part(most * here.track, (most,))
-                facts, at = self.lists[task.number].prepared.facts, edges[-1] + place_of_warps
-                for n, (number, (size, of_warp)) in enumerate(zip(batch, of_task)):
-                    ket, norms = self.bounded(here, number, False, terms), terms.norms_of(task.number, number)
-                    both, at = ((first + n * size, size), (at, of_warp)), at + of_warp
-                    one, part = (Buffer(room.pointer + 4 * at, (count,), 4, room.owner) for at, count in both)
-                    way = self.way(here, task.number, number, terms.plane)
-                    limit = PRIMITIVE_PART * norms[-1] if way.listed else 0.0
-                    launch_select(
-                        here, npair, facts.max_prim, bra, task.first, ket, len(self.lists[number]), norms, limit,
-                        (one, part, own), by_table=terms.by_table,
-                    )  # fmt: skip
-                    parts.append(part)
-                found = numbers[first:end].reshape(nlist, -1)
+            for (backend, task), size, need, at in zip(dealt, sizes, needs, edges):
+                parts = zip((at[0], of_numbers + at[1]), need)
+                one, own = (Buffer(room.pointer + 4 * begin, (count,), 4, room.owner) for begin, count in parts)
+                most, npair = self.lists[task.number].prepared.facts.max_prim, size[0]
+                launch_select(
+                    backend.context, self.first_pair(task.number, task.first), *size, most, bra, ket, kets,
+                    limits[task.number], terms.norms, terms.with_j, (one, own, sums.part(at[3], (need[3],))),
+                    by_table=terms.by_table,
+                )  # fmt: skip
+                found = numbers[at[0] : at[0] + need[0]].reshape(nlist, -1)
                 of_pairs = found[:, : 2 * npair].reshape(nlist, npair, 2)
-                counts.append(Counts(of_pairs, found[:, 2 * npair :], parts, first_ones.part(place, (behind - place,))))
+                counts.append(Counts(of_pairs, found[:, 2 * npair :], own, first.part(at[2], (need[2],))))
         counted = backends[0].mark()
-        numbers.fill(0)  # while the device counts: the system gives pages at the first write
+        # while the device counts: the system gives pages at the first write
+        numbers.fill(0)
+        left_out.fill(0.0)
         if of_j is not None:
-            of_j.begin()
+            of_j.begin(beside)
         counted()
         context.beside.copy_out(numbers, room.pointer)
         context.beside.copy_out(left_out, sums.pointer)
@@ -326,7 +350,8 @@ class DeviceForces(ForceTasks, CoulombBounds):
             for pairs, prims, *_ in counts:
                 for n, number in enumerate(batch):
                     pairs[n], prims[n] = len(self.lists[number]), self.lists[number].pairs.nprim
-        return counts, np.array([left_out[:, 0::2].sum(), left_out[:, 1::2].sum()])
+        of_tasks = [left_out[at[3] : at[3] + need[3]].reshape(2, -1).sum(axis=1) for at, need in zip(edges, needs)]
+        return counts, sum(of_tasks, np.zeros(2))
 
     def way(self, context, bra, ket, plane):
         """`Way` of two lists, given by their numbers."""
@@ -340,11 +365,11 @@ class DeviceForces(ForceTasks, CoulombBounds):
         start = self.lists[task.number].pairs.start
         return 2 * (task.last - task.first) + int(start[task.last] - start[task.first]) + 3
 
-    def launch(self, backend, task, batch, counts, terms, engine, out):
+    def launch(self, backend, task, batch, counts, terms, limits, engine, out):
         """Has a track make the derivatives of a task, (6, nprim) into `out`; how many quartets are made.
 
-        `engine`: the context of the engine. Its pool is asked for a share for each list, since Z and H are there by
-        then.
+        `limits`: those of its list. `engine`: the context of the engine. Its pool is asked for a share for each list,
+        since Z and H are there by then.
         """
         context, this, made = backend.context, self.lists[task.number].prepared[task.first : task.last], 0
         sums = {}
@@ -359,7 +384,8 @@ class DeviceForces(ForceTasks, CoulombBounds):
         engine.beside.copy_in(on_device.pointer, numbers)
         engine.beside.stream.synchronize()
         totals = zip(*(some.tolist() for some in (pairs[:, -1, 0], quartets[:, -1], counts.prims.max(1, initial=0))))
-        for n, (number, of_list) in enumerate(zip(batch, totals)):
+        of_list = counts.of_warps.size // len(batch)
+        for n, (number, of_quartets) in enumerate(zip(batch, totals)):
             way, budget = self.way(context, task.number, number, terms.plane), engine.pool.share(CHUNK_BYTES)
             for meeting in way.meetings:
                 if meeting.parity not in sums:
@@ -367,7 +393,8 @@ class DeviceForces(ForceTasks, CoulombBounds):
             if way.listed:
                 first = on_device.part(width * n, (len(this) + 1, 2))
                 first_quartets = on_device.part(width * n + shells, (this.nprim + 1,))
-                listed = Listed(*of_list, first, first_quartets, counts.of_warps[n])
+                of_warps = counts.of_warps.part(of_list * n, (of_list,))
+                listed = Listed(*of_quartets, first, first_quartets, of_warps, limits.part(n, (1,)))
                 for ab, these in listed.slices(this, way, pairs[n, :, 0], quartets[n], budget):
                     self.add_lists(backend, task.number, ab, number, way, these, terms, sums)
                 made += listed.shells
@@ -384,12 +411,13 @@ class DeviceForces(ForceTasks, CoulombBounds):
         context, cd, in_lanes = backend.context, self.lists[ket].prepared, way.lanes is not None
         places = gamma_numbers(listed.shells, way.gamma, in_lanes)
         gamma, of_gamma = context.pool.room("gamma", places[-1]), terms.gamma_of(bra, ket)
-        norms, (parts, each) = terms.norms_of(bra, ket), way.divided(listed.most, listed.quartets)
+        parts, each = way.divided(listed.most, listed.quartets)
         fields = [sums[one.parity].fields(parts) for one in way.meetings]
         table = self.table(context, listed, not in_lanes)
+        of_bra, of_ket, begins = self.bounded(context, terms)
         launch_select(
-            context, len(ab), ab.facts.max_prim, self.bounded(context, bra, True, terms), ab.first,
-            self.bounded(context, ket, False, terms), len(cd), norms, PRIMITIVE_PART * norms[-1],
+            context, self.first_pair(bra, ab.first), len(ab), ab.nprim, ab.facts.max_prim, of_bra, of_ket,
+            begins.part(3 * ket, (2, 3)), listed.limit, terms.norms, terms.with_j,
             (table[2], listed.of_warps, fields[0][0]), table, terms.by_table,
         )  # fmt: skip
         if terms.by_table:

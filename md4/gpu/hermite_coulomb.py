@@ -131,10 +131,13 @@ class DeviceCoulomb:
         All lists, in the order of the rule's tables.
     more : int
         J_p, and zeros of D_p, are of so much higher a degree than the pairs are: 1 for derivatives.
+    beside : md4.gpu.context.DeviceContext, optional
+        From `DeviceContext.beside_now`, where the backend's stream is at work for long: for copies of tables.
     """
 
-    def __init__(self, backend, basis, matrices, rule, lists, more=0):
+    def __init__(self, backend, basis, matrices, rule, lists, more=0, beside=None):
         self.backend, self.basis, self.matrices, self.degrees, self.more = backend, basis, matrices, {}, more
+        self.beside = beside
         self.axis = basis.mirror_axis
         self.order(rule, lists)
 
@@ -172,7 +175,9 @@ class DeviceCoulomb:
         context = self.backend.context
         nprims = [this.nprim for this in self.lists]
         edges = np.cumsum([0, *(words(4 * nprim) for nprim in nprims)]).tolist()
-        self.uploaded, parts = context.pool.upload(tables, context.stream)
+        self.uploaded, parts = context.pool.upload(tables, (self.beside or context).stream)
+        if self.beside is not None:
+            self.beside.stream.synchronize()
         self.room, self.places = context.pool.get(max(1, edges[-1])), {}
         for n, this in enumerate(self.lists):
             room, nprim, npair = self.room.part(edges[n], (nprims[n],)), nprims[n], len(this)

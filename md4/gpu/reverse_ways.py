@@ -176,6 +176,8 @@ class Listed(NamedTuple):
         Shell quartets, primitive quartets, and the most of these that one primitive bra pair has.
     first, first_quartets, of_warps : Buffer
         Of `md4.gpu.kernels.select_kets.QuartetTable` and `KetCounts`.
+    limit : Buffer
+        The bound below which primitive quartets are left out.
     """
 
     shells: int
@@ -184,6 +186,7 @@ class Listed(NamedTuple):
     first: Buffer
     first_quartets: Buffer
     of_warps: Buffer
+    limit: Buffer
 
     def slices(self, ab, way, shells, quartets, budget):
         """Yields (bra pairs, `Listed`) of slices that take at most `budget` bytes, or what a single pair takes.
@@ -203,8 +206,6 @@ class Listed(NamedTuple):
             return
         prims, begin = ab.whole.pairs.start[ab.first : ab.first + len(ab) + 1] - ab.first_prim, 0
         ends = way.nbytes(shells, quartets[prims])
-        # what a warp has of a bra pair in `of_warps`, besides a number for each primitive pair
-        beside = (self.of_warps.size // WARPS - ab.nprim) // len(ab)
         budget = max(budget, int(np.diff(ends).max()))
         while begin < len(ab):
             end = int(np.searchsorted(ends, ends[begin] + budget, side="right")) - 1
@@ -215,9 +216,7 @@ class Listed(NamedTuple):
                 yield ab[begin:end], Listed(
                     other - one, count, int(counts.max()), self.first.part(2 * begin, (end - begin + 1, 2)),
                     self.first_quartets.part(first, (last - first + 1,)),
-                    self.of_warps.part(
-                        WARPS * (beside * begin + first), (WARPS * (beside * (end - begin) + last - first),)
-                    ),
+                    self.of_warps.part(WARPS * (begin + first), (WARPS * (end - begin + last - first),)), self.limit,
                 )  # fmt: skip
             begin = end
 

@@ -12,17 +12,19 @@ One thread of the host gives work to all tracks, one call after the other. What 
                             by cuMemFree, which waits for the device.
     H, slots, first AOs,    are made by the first task that needs them. What makes them comes after all that other
     densities in FP32 for   tracks were given, and before all that they will be given (`Tracks.alone`). Then they are
-    J and K, bounds of      only read.
-    gradients
+    J and K                 only read.
     pair data, densities,   are made before the tracks begin, and only read.
     of Hermite functions
     also in FP32, scales of
     J and orders of pairs
     for J alone, tables of
-    screening
-    numbers of ket pairs    of each task and sums of each track have a place of their own, as has each list or table of
-    of gradients; norms     norms. They are read after the tracks have ended, by the host and by the tracks that begin
-                            then.
+    screening, bounds of
+    gradients
+    numbers of ket pairs    of each task and its sums have a place of their own, as has each list or table of norms.
+    of gradients; norms     They are read after the tracks have ended, by the host and by the tracks that begin then.
+    tables of J of          The host writes them by the stream beside the tracks while these count, and waits for it.
+    gradients               That stream comes after all that the engine's was given before (`beside_now`), and no memory
+                            is given back in between.
     first quartets and      of each task have a place of their own, which the host writes or reads by the stream beside
     derivatives             the tracks (`DeviceContext.beside`): before the task begins, and once it has ended.
     X, Y, J of Hermite      are set to zero before the tracks begin, and kernels add to them atomically. They are read

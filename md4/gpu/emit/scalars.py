@@ -4,11 +4,12 @@ from md4.gpu.emit.instructions import (
     add_double,
     address_plus,
     global_number,
+    load,
     shared_int,
     shared_real,
     store,
 )
-from md4.gpu.emit.values import OPEN, f64, i32, i64, word
+from md4.gpu.emit.values import INT, OPEN, f64, i32, i64, tuple_of, word
 
 
 @word(f64, i32)
@@ -33,6 +34,12 @@ def store_shared_int(address, value):
 def load_at(address):
     """The double of global memory at an address, which no one writes meanwhile."""
     return global_number(address)
+
+
+@word(tuple_of(INT, 2), i64)
+def load_two_ints(address):
+    """Both 32-bit integers of an 8-byte item of global memory, which no one writes meanwhile."""
+    return load("global.nc", address, kind=INT, count=2)
 
 
 @word(f64, OPEN, i64)

@@ -112,11 +112,17 @@ def by_number(number, cases, make):
     return first_case(number.builder, [(here, partial(make, cases[n])) for here, n in zip(conditions, last)])
 
 
-def tile_products(rows8, nt, wide, turned):
+def block_of_8(address, j):
+    """The lane's right operand from the j-th block of 8 rows [row][k] in shared memory."""
+    return shared_vector(address, 512 * j)
+
+
+def tile_products(rows8, nt, wide, turned, right=block_of_8):
     """(multiply, blocks): multiply(c, address, operand, n) adds the products of the first n of `blocks` pieces of H.
 
     `address` is the lane's place in H in shared memory. Pieces are fragments of 16 rows, 1024 bytes [k half][lane][row
-    half], or, for a turned tile, blocks of 8 rows [row][k]. `wide`: m16n8k8 instructions, else m8n8k4.
+    half], or, for a turned tile, blocks of 8 rows, which right(address, j) loads. `wide`: m16n8k8 instructions, else
+    m8n8k4.
     """
     mma = mma_16x8x8 if wide else mma_by_halves
 
@@ -130,7 +136,7 @@ def tile_products(rows8, nt, wide, turned):
 
     def by_blocks(c, address, a, count):
         for j in range(count):
-            b = shared_vector(address, 512 * j)
+            b = right(address, j)
             for i in range(nt // 2):
                 n, (a0, a2, a1, a3) = 4 * (i * rows8 + j), a[4 * i : 4 * i + 4]
                 c[n : n + 4] = mma(c[n : n + 4], [a0, a1, a2, a3], b)

@@ -86,8 +86,8 @@ def places_of(na, nb, nc, nd):
 
 def size_of_blocks(functions):
     """Numbers of a quartet (device function)."""
-    width = min(functions.columns, i64(8))
-    return functions.rows.size * (functions.columns if width < 8 else (functions.columns + 7) & -8)
+    nrow, columns = functions.rows.size, functions.columns
+    return (nrow * columns + 1) & -2 if columns <= 8 else nrow * ((columns + 7) & -8)
 
 
 def function_in_blocks(functions, n):
@@ -104,8 +104,9 @@ def gamma_blocks(side_by_side):
     """Kernel factory: Gamma as blocks of cd, [quartet][block][ab][8 cd], or in tiles of quartets `side_by_side`.
 
     In blocks there are the functions `even`, and those that are `odd` for all quartets behind them, from the number
-    `behind` on; all count as even where they are not apart. Several blocks are filled up by zeros, one has only what
-    there is. Side by side there are all ab and cd, and zeros for one quartet more; a tile is [cd][ab][32 quartets].
+    `behind` on; all count as even where they are not apart. Several blocks are filled up by zeros. One has only what
+    there is, and a zero where that is an odd number, since 16 bytes are copied at once. Side by side there are all ab
+    and cd, and zeros for one quartet more; a tile is [cd][ab][32 quartets].
     """
     block_place, in_tile, more = jit_device(density_place), jit_device(tile_place), 1 if side_by_side else 0
     places, wait = jit_device(places_of), make_wait_copies(0)
@@ -238,7 +239,7 @@ def gamma_of_table(side_by_side):
     def kernel(quartets: ShellQuartets, table: GammaTable, nab: i64, ncd: i64, order: I32, out: F64):
         n, count = i64(cuda.blockIdx.x) * THREADS + i64(cuda.threadIdx.x), quartets.bra.size
         width = i64(8) if ncd > 8 else ncd
-        blocks = quotient(ncd + width - 1, width) * nab * width
+        blocks = (quotient(ncd + width - 1, width) * nab * width + 1) & -2
         quartet = n if side_by_side else quotient(n, blocks)
         if quartet >= (count + 1 if side_by_side else count):
             return
@@ -267,7 +268,9 @@ def gamma_of_table(side_by_side):
 
 def gamma_size(bra, ket, side_by_side):
     """Numbers of a shell quartet for `ListFacts` of both sides."""
-    return bra.nab * (ket.nab if side_by_side or ket.nab <= 8 else 8 * blocks_of_8(ket.nab))
+    if side_by_side:
+        return bra.nab * ket.nab
+    return bra.nab * 8 * blocks_of_8(ket.nab) if ket.nab > 8 else bra.nab * ket.nab + 1 & -2
 
 
 def gamma_numbers(count, sizes, side_by_side):

@@ -18,19 +18,20 @@ from functools import cache
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, I32, I64, cuda, f64, i32, i64, jit_device
+from md4.gpu.device_code import F64, I32, I64, cuda, f64, i32, i64, jit_device, u32, u64
 from md4.gpu.emit.instructions import (
     address_of,
     commit_copies,
-    copy_number,
     copy_pair,
     make_copies,
     make_empty,
     make_wait_copies,
     shared_address,
+    shared_real,
 )
 from md4.gpu.emit.scalars import address_at, quotient
 from md4.gpu.emit.tile_products import (
+    block_of_8,
     make_column_state,
     make_known_products,
     make_load_words,
@@ -41,6 +42,7 @@ from md4.gpu.emit.tile_products import (
 from md4.gpu.emit.values import i32 as INT32
 from md4.gpu.emit.values import word
 from md4.gpu.gather_words import all_words, words_of
+from md4.gpu.kernels.gamma_blocks import gamma_size
 from md4.gpu.kernels.groups import Levels, Panel, levels_of
 from md4.gpu.kernels.reverse_sums import ReverseSums, make_add_tile
 from md4.gpu.r_layout import r_stride_of
@@ -67,16 +69,21 @@ class R(NamedTuple):
 
 @cache
 def make_second_product(rows_cd, rows_ab, nt, wide):
-    """Intrinsic (Z, U, address) -> Z + Gamma U, all turned tiles.
+    """Intrinsic (Z, U, address, row_bytes) -> Z + Gamma U, all turned tiles.
 
-    Gamma is in shared memory, the lane's place in it at `address`, in blocks of 8 rows ab and of 8 cd
-    [block of cd][block of ab][row][cd].
+    Gamma is in shared memory, the lane's place in it at `address`, in blocks of 8 cd [block of cd][ab][cd]. A row ab
+    has `row_bytes`: 64, or where one block has fewer than 8 cd, as many as these take. What a lane reads behind its row
+    is finite, and U of such cd is zero.
     """
     z_tile, u_tile = tile_kind(rows_ab, nt), tile_kind(rows_cd, nt)
-    multiply, blocks = tile_products(rows_ab, nt, wide, True)
 
-    @word(z_tile, z_tile, u_tile, INT32)
-    def second_product(z, u, address):
+    @word(z_tile, z_tile, u_tile, INT32, INT32)
+    def second_product(z, u, address, row_bytes):
+        def packed(address, j):
+            here = address + row_bytes * (8 * j)
+            return [shared_real(here), shared_real(here, 8)]
+
+        multiply, blocks = tile_products(rows_ab, nt, wide, True, block_of_8 if rows_cd > 1 else packed)
         for j in range(rows_cd):
             operand = [u[4 * (i * rows_cd + j) + n] for i in range(nt // 2) for n in range(4)]
             z = multiply(z, address + 512 * rows_ab * j, operand, blocks)
@@ -88,37 +95,31 @@ def make_second_product(rows_cd, rows_ab, nt, wide):
 def quartets_of(kets, own, part, each):
     """(first, end) of the quartets of a primitive bra pair of a chunk, of which a part has `each` (device function)."""
     first, end = kets.first[own] - kets.first[0], kets.first[own + 1] - kets.first[0]
-    return first + part * each, min(end, first + (part + 1) * each)
+    return i32(first + part * each), i32(min(end, first + (part + 1) * each))
 
 
-def make_look():
-    """Device function: `count` primitive quartets from n on, a lane each: (shell quartet, primitive ket pair, bits).
+def look(kets, n, count):
+    """Of `count` primitive quartets from n on, one a lane: (shell quartet, primitive ket pair, bits) (device function).
 
     A bit is set for each of them that is the first of its shell quartet.
     """
-
-    def look(kets, n, count):
-        lane = i64(cuda.threadIdx.x) & 31
-        own = n + min(lane, count - 1)
-        shells = kets.shells[own]
-        before = cuda.shfl_up_sync(-1, shells, 1)
-        bits = cuda.ballot_sync(-1, lane < count and (lane == 0 or shells != before))
-        return shells, kets.numbers[own], i32(bits)
-
-    return jit_device(look)
+    lane = i32(cuda.threadIdx.x & 31)
+    own = u64(u32(n + min(lane, i32(count - 1))))
+    shells = kets.shells[own]
+    before = cuda.shfl_up_sync(-1, shells, 1)
+    bits = cuda.ballot_sync(-1, lane < count and (lane == 0 or shells != before))
+    return shells, kets.numbers[own], i32(bits)
 
 
-def make_copy_few():
-    """Device function: as `md4.gpu.kernels.ring.make_copy_range`, by addresses that are counted up, in a short loop."""
+def copy_run(to, source, pairs, tid, threads):
+    """The threads start to copy so many successive pairs of numbers to a shared address (device function).
 
-    def copy_few(address, array, index, count, tid, threads):
-        n, end = i32(tid), i32(count >> 1)
-        to, source = i32(address + 16 * tid), address_of(array, index + 2 * tid)
-        while n < end:
-            copy_pair(to, source)
-            n, to, source = i32(n + threads), i32(to + 16 * threads), source + 16 * threads
-
-    return jit_device(copy_few)
+    The first pairs of a thread come from the global address `source` and go to `to`.
+    """
+    n, step = i32(tid), 16 * i64(threads)
+    while n < pairs:
+        copy_pair(to, source)
+        n, to, source = i32(n + threads), i32(to + step), source + step
 
 
 def block_of(most):
@@ -177,76 +178,37 @@ def make_copy_panels(rows_cd, most, cases):
     return jit_device(panels if most == 1 else either)
 
 
-class Place(NamedTuple):
-    """Where Gamma of a quartet goes in shared memory, of kets of up to 8 functions.
-
-    Attributes
-    ----------
-    first, column : int32
-        Bytes behind the first number of the one that a lane copies first, and its cd.
-    step, columns : int32
-        From there to the one that is 32 numbers further, unless a row of ab ends in between.
-    """
-
-    first: i32
-    column: i32
-    step: i32
-    columns: i32
-
-
-def make_place():
-    """Device function: `Place` of a lane for `ncd` functions of a ket."""
-
-    def place(lane, ncd):
-        row, rows = quotient(lane, ncd), quotient(i64(32), ncd)
-        column, columns = lane - row * ncd, 32 - rows * ncd
-        return Place(i32(64 * row + 8 * column), i32(column), i32(64 * rows + 8 * columns), i32(columns))
-
-    return jit_device(place)
-
-
 def make_fetch(rows_cd, rows_ab, most, cases):
     """Device function: the threads start to copy what a step needs of `count` primitive quartets from n on.
 
     That is H and r to the shared address `at`, where there is room for `together` panels of `panel_size` numbers, and r
-    behind, and Gamma of their shell quartets to the address `of_gamma`. `prim` and `shells` are the primitive ket pair
-    and the shell quartet of each lane, and `bits` those of `look`. Gamma is filled up by zeros, which are there before.
-    The panels are those of one of the `cases`, if there are any.
+    behind, and Gamma of their shell quartets, whose blocks of 8 cd have `block` numbers, to the address `of_gamma`.
+    `prim` and `shells` are the primitive ket pair and the shell quartet of each lane, and `bits` those of `look`. The
+    panels are those of one of the `cases`, if there are any.
     """
-    copy, block = make_copy_few(), block_of(most)
+    run, place = jit_device(copy_run), block_of(most)
     panels = make_copy_panels(rows_cd, most, cases) if cases else jit_device(copy_pieces)
     row_blocks = make_copies(rows_ab, 512)
 
-    def fetch(at, of_gamma, panel, panel_size, together, prim, r, n, count, gamma, nab, ncd, shells, bits, place):
-        tid, (warp, warps), panel_bytes = i64(cuda.threadIdx.x), block(), i32(8 * panel_size)
-        lane = i32(tid & 31)
-        copy(at + together * 8 * panel_size, r.numbers, n * r.stride, count * r.stride, tid, i64(32 * warps))
-        to, source, pieces = i32(at + 16 * lane), address_of(panel.h, 2 * lane), i32(panel.steps * rows_cd)
-        panels(to, source, panel_bytes, pieces, prim, i32(together), i32(count), warp, warps)
+    def fetch(at, of_gamma, panel, panel_size, together, prim, r, n, count, gamma, block, shells, bits):
+        tid, (warp, warps) = i32(cuda.threadIdx.x), place()
+        lane, panel_bytes, r_bytes = i32(tid & 31), i32(8 * panel_size), i32(8 * r.stride)
+        source = address_at(address_of(r.numbers, i64(2 * tid)), n, r_bytes)
+        run(i32(at + together * panel_bytes + 16 * tid), source, i32(count * r_bytes) >> 4, tid, i32(32 * warps))
+        to, source, pieces = i32(at + 16 * lane), address_of(panel.h, i64(2 * lane)), i32(panel.steps * rows_cd)
+        panels(to, source, panel_bytes, pieces, prim, together, count, warp, warps)
         # of the blocks of 8 cd of the shell quartets, a warp takes every `warps`-th
-        turn, pieces = warp, i32((4 * nab - lane + 31) >> 5)
+        turn, to, pieces = warp, i32(of_gamma + 16 * lane), i32(((block >> 1) - lane + 31) >> 5)
+        of_all, shell_bytes = address_of(gamma, i64(2 * lane)), 8 * rows_cd * block
         while bits != 0:
             # the lane of the lowest bit, the first of a shell quartet
-            shell = i64(cuda.shfl_sync(-1, shells, cuda.popc((bits & -bits) - 1)))
-            bits = i32(bits & (bits - 1))
-            if rows_cd == 1:
+            shell = cuda.shfl_sync(-1, shells, cuda.popc(i32((bits & -bits) - 1)))
+            bits, source = i32(bits & (bits - 1)), address_at(of_all, shell, shell_bytes)
+            for _ in range(rows_cd):
                 if turn == 0:
-                    turn, left, column, to = warps, i32(nab * ncd - lane), place.column, i32(of_gamma + place.first)
-                    source = address_of(gamma, shell * (nab * ncd) + lane)
-                    while left > 0:
-                        copy_number(to, source)
-                        left, source = i32(left - 32), source + 256
-                        to, column = i32(to + place.step), i32(column + place.columns)
-                        if column >= ncd:
-                            column, to = i32(column - ncd), i32(to + 64 - 8 * ncd)
-                turn, of_gamma = i32(turn - 1), of_gamma + 512 * rows_ab
-            else:
-                source = address_of(gamma, shell * rows_cd * nab * 8 + 2 * lane)
-                for _ in range(rows_cd):
-                    if turn == 0:
-                        turn = warps
-                        row_blocks(i32(of_gamma + 16 * lane), source, pieces)
-                    turn, source, of_gamma = i32(turn - 1), source + 64 * nab, of_gamma + 512 * rows_ab
+                    turn = warps
+                    row_blocks(to, source, pieces)
+                turn, source, to = i32(turn - 1), source + 8 * block, i32(to + 512 * rows_ab)
         commit_copies()
 
     return jit_device(fetch)
@@ -266,20 +228,20 @@ def reverse_fused(rows_cd, rows_ab, nt, most, slots, blocks, ends, unit):
     known = bool(ends)
     second_product = make_second_product(rows_cd, rows_ab, nt, wide)
     empty_u, empty_z, add_tile = make_empty(2 * rows_cd * nt), make_empty(2 * rows_ab * nt), make_add_tile(rows_ab, nt)
-    column_state, copy, look = make_column_state(nt, False), make_copy_few(), make_look()
+    column_state, run, look_at = make_column_state(nt, False), jit_device(copy_run), jit_device(look)
     fetch, quartets, wait = make_fetch(rows_cd, rows_ab, most, cases), jit_device(quartets_of), make_wait_copies(0)
-    of_block, place_of = block_of(most), make_place()
+    of_block = block_of(most)
 
     def kernel(
         kets: KetPrimitives, panel: Panel, levels: Levels, r: R, words: F64, np8: i64,
-        gamma: F64, nab: i64, ncd: i64, z: ReverseSums, first_prim: i64, parts: i64, each: i64, column_blocks: i64,
-        together: i64, case: i64,
+        gamma: F64, block: i64, row_bytes: i64, z: ReverseSums, first_prim: i64, parts: i64, each: i64,
+        column_blocks: i64, together: i64, case: i64,
     ):  # fmt: skip
         shared = cuda.shared.array(0, f64)
-        tid, block, (warp, warps) = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x), of_block()
+        tid, number, (warp, warps) = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x), of_block()
         lane, threads = tid & 31, i64(32 * warps)
-        rest = quotient(block, column_blocks)
-        own, column_block = quotient(rest, parts), block - rest * column_blocks
+        rest = quotient(number, column_blocks)
+        own, column_block = quotient(rest, parts), number - rest * column_blocks
         part = rest - own * parts
         n, behind = quartets(kets, own, part, each)
         if n >= behind:
@@ -292,59 +254,61 @@ def reverse_fused(rows_cd, rows_ab, nt, most, slots, blocks, ends, unit):
         while row < words_first:
             shared[row] = 0.0
             row += threads
-        place, column = place_of(lane, ncd), (column_block * warps + warp) * nt
+        column = (column_block * warps + warp) * nt
         if known:
             own_words = load_words(words, column, np8, panel.steps, lane)
         else:
-            copy(base + 8 * words_first, words, 0, words_size, tid, threads)
+            source = address_of(words, 2 * tid)
+            run(i32(base + 8 * words_first + 16 * tid), source, i32(words_size >> 1), i32(tid), i32(threads))
             state = column_state(column, np8, i64(0), np8, i64(0))
         cuda.syncthreads()
-        u, tile, slot, count = empty_u(), empty_z(), i64(0), min(together, behind - n)
-        shells, prim_kl, bits = look(kets, n, count)
+        steps, left = i32(together), i32(behind - n)
+        tile, slot, count = empty_z(), i64(0), min(steps, left)
+        of_lane = i32(row_bytes * (lane >> 2) + 16 * (lane & 3))
+        shells, prim_kl, bits = look_at(kets, n, count)
         next_shells, next_prim_kl, next_bits = shells, prim_kl, bits
         if slots == 2:
-            fetch(
-                ring, base, panel, panel_size, together, prim_kl, r, n, count, gamma, nab, ncd, shells, bits, place
-            )  # fmt: skip
-        while n < behind:
-            following = min(together, behind - n - count)
+            fetch(ring, base, panel, panel_size, steps, prim_kl, r, n, count, gamma, block, shells, bits)
+        while count > 0:
+            n, left = i32(n + count), i32(left - count)
+            following = min(steps, left)
             if following > 0:
-                next_shells, next_prim_kl, next_bits = look(kets, n + count, following)
+                next_shells, next_prim_kl, next_bits = look_at(kets, n, following)
             if slots == 2:
                 wait()
                 cuda.syncthreads()
                 if following > 0:
                     fetch(
                         ring + (1 - slot) * slot_size, base + 8 * (1 - slot) * (together * size), panel, panel_size,
-                        together, next_prim_kl, r, n + count, following, gamma, nab, ncd, next_shells, next_bits, place,
+                        steps, next_prim_kl, r, n, following, gamma, block, next_shells, next_bits,
                     )  # fmt: skip
             else:
                 cuda.syncthreads()
                 fetch(
-                    ring, base, panel, panel_size, together, prim_kl, r, n, count, gamma, nab, ncd, shells, bits, place
+                    ring, base, panel, panel_size, steps, prim_kl, r, i32(n - count), count, gamma, block, shells, bits
                 )  # fmt: skip
                 wait()
                 cuda.syncthreads()
-            here, of_gamma = ring + slot * slot_size + 16 * lane, base + 8 * slot * (together * size) + 16 * lane
-            here, of_gamma, left, later = i32(here), i32(of_gamma), i32(count), i32(bits >> 1)
+            here, of_gamma = ring + slot * slot_size + 16 * lane, base + 8 * slot * (together * size) + of_lane
+            here, of_gamma, later = i32(here), i32(of_gamma), i32(bits >> 1)
             r_here = i32(ring + slot * slot_size + together * 8 * panel_size)
-            while left > 0:
-                if known:
-                    u = known_product(u, own_words, here, r_here, i32(case))
-                else:
-                    u = first_product(
-                        u, here, rows_cd * 512, i32(base + 8 * words_first + 4 * lane), np8 * 128, r_here,
-                        state, levels.ends, panel.steps,
-                    )  # fmt: skip
-                here, r_here, left = i32(here + 8 * panel_size), i32(r_here + 8 * r.stride), i32(left - 1)
-                if left == 0 or later & 1:
-                    tile = second_product(tile, u, of_gamma)
-                    of_gamma = i32(of_gamma + 8 * size)
-                    u = empty_u()
-                later = i32(later >> 1)
+            while count > 0:
+                # the primitive quartets of a shell quartet
+                u, more = empty_u(), True
+                while more:
+                    if known:
+                        u = known_product(u, own_words, here, r_here, i32(case))
+                    else:
+                        u = first_product(
+                            u, here, rows_cd * 512, i32(base + 8 * words_first + 4 * lane), np8 * 128, r_here,
+                            state, levels.ends, panel.steps,
+                        )  # fmt: skip
+                    here, r_here, count = i32(here + 8 * panel_size), i32(r_here + 8 * r.stride), i32(count - 1)
+                    more, later = count > 0 and later & 1 == 0, i32(later >> 1)
+                tile = second_product(tile, u, of_gamma, i32(row_bytes))
+                of_gamma = i32(of_gamma + 8 * size)
             if slots == 2:
                 slot = 1 - slot
-            n += count
             count, shells, prim_kl, bits = following, next_shells, next_prim_kl, next_bits
         target = ((part * z.nprim + first_prim + own - z.first_prim) * np8 + column) * z.rows + 2 * (lane & 3)
         add_tile(tile, z.numbers, target * 8 + (lane >> 2), z.rows * 8, np8 - column)
@@ -450,6 +414,7 @@ def launch_reverse_fused(context, plan, ab, cd, h, gamma, hermite, r, table, z, 
         plan.shared,
         (first, numbers, shells), (h, plan.rows_cd, blocks_of_8(ket.nherm)),
         levels_of(context, ket, plan.rows_cd, True),
-        (r, r_stride_of(ket, hermite)), context.table(all_words, *words_of(ket, hermite)), np8, gamma, bra.nab, ket.nab,
+        (r, r_stride_of(ket, hermite)), context.table(all_words, *words_of(ket, hermite)), np8, gamma,
+        gamma_size(bra, ket, False) // plan.rows_cd, 8 * min(8, ket.nab),
         z, ab.first_prim, parts, each, column_blocks, plan.together, plan.case,
     )  # fmt: skip

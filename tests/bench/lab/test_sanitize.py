@@ -257,6 +257,7 @@ def no_device(monkeypatch):
     monkeypatch.setattr(gpu.GpuBackend, "compile_ahead", lambda *_, **__: None)
     monkeypatch.setattr(gpu.GpuBackend, "mark", lambda backend: lambda: None)
     monkeypatch.setattr(tracks.Tracks, "join", lambda *_: None)
+    monkeypatch.setattr(device.DeviceContext, "beside_now", lambda context: context.beside)
     monkeypatch.setattr(families, "reference", lambda work: None)
     for name in ("launch", "table"):
         monkeypatch.setattr(device.DeviceContext, name, lambda *_: None)

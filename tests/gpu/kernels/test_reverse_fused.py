@@ -19,6 +19,7 @@ from md4.gpu.kernels.select_kets import (
     count_sizes,
     largest_norms,
     launch_select,
+    packed_prims,
     packed_shells,
     tails_of,
 )
@@ -111,6 +112,16 @@ def in_order(counts, surviving, first, own, start):
     return of_shells, of_prims
 
 
+def behind_others(context, n, shells, start, bounds, of_prims, norms):
+    """Fields of `BoundedPairs` of a bra list behind one pair, or if n is 1 a ket list behind two, of three primitives.
+    """
+    every, others = np.concatenate([np.zeros((n + 1, 2), dtype=np.int64), shells]), np.zeros(n + 1)
+    prims, tails = np.r_[[[3], [2, 1]][n], packed_prims(start)], np.r_[tails_of(others), tails_of(bounds)]
+    of_pairs, of_all = norms[:, every[:, 0], every[:, 1]].reshape(-1), np.r_[np.ones(3), of_prims]
+    given = packed_shells(every), prims, np.r_[others, bounds], of_all, tails, of_pairs
+    return context.pool.upload(given, context.stream)[1]
+
+
 def test_tails_of_bounds():
     """Of an empty list there is only what is behind the last."""
     np.testing.assert_array_equal(tails_of(np.zeros(0)), np.zeros(3))
@@ -128,7 +139,8 @@ def test_tails_of_bounds():
 def test_selected_kets(nket, early, near, monkeypatch):
     """Numbers, bounds and lists of quartets of a slice of a bra list, beside NumPy; pairs without primitives, too.
 
-    Norms of densities are in shared memory, or where there are many, not. The last ket pairs are left out together.
+    Norms of densities are in shared memory, or where there are many, not. The last ket pairs are left out together. The
+    bra list begins behind another pair, and the ket list behind one of two pairs, with which nothing counts.
     """
     use(monkeypatch, ROW_BYTES=176 if near else 175, EARLY=early)
     rng, nshell, first, nbra = np.random.default_rng(nket), 5, 2, 3
@@ -150,35 +162,38 @@ def test_selected_kets(nket, early, near, monkeypatch):
     surviving, skipped = counts[own][:, owner] & (of_quartets >= limit), counts[own][:, owner] & (of_quartets < limit)
     with running():
         context = md4.Engine(basis_of((0,)), backend="cuda").backend.context
-        of_pairs = [norms[:, these[:, 0], these[:, 1]] for these in shells]
-        arrays = zip(map(packed_shells, shells), start, bounds, of_prims, map(tails_of, bounds), of_pairs)
-        arrays = [context.pool.upload(side, context.stream)[1] for side in arrays]
-        arrays = [(*these, of.part(0, (of.size,))) for *these, of in arrays]
+        sides = zip(shells, start, bounds, of_prims)
+        arrays = [behind_others(context, n, *side, norms) for n, side in enumerate(sides)]
+        lists = np.array([[0, 0, 0], [2, 6, 3], [2 + nket, 6 + len(tails_of(bounds[1])), 3 + start[1][-1]]])
+        lists = sent(context, lists).part(0, lists.shape)
         given = *(sent(context, array) for array in (norms, largest_norms(norms), j, k)), nshell, tolerance
-        sizes, left = count_sizes(nbra, len(own), nket), context.pool.get(2 * (first + nbra))
-        context.clear(left)
-        numbers = [Buffer((room := context.pool.get(size)).pointer, (size,), 4, room) for size in sizes]
-        pass_of = context, nbra, 4, arrays[0], first, arrays[1], nket, given, limit, (*numbers, left)
-        launch_select(*pass_of)
-        found, sums = host_array(numbers[0], "int32").copy(), host_array(left, "float64")
+        sizes, left = count_sizes(nbra, len(own)), context.pool.get(2 * nbra)
+        numbers = [Buffer((room := context.pool.get(size)).pointer, (2 * size,), 4, room) for size in sizes]
+        limits, pass_of = sent(context, np.full(2, limit)), (context, (first + 1, 1, 3), nbra, len(own), 4, *arrays)
+        launch_select(*pass_of, lists, limits, given, True, (*numbers, left))
+        other, found = host_array(numbers[0], "int32").copy().reshape(2, -1)
         pairs, prims = found[: 2 * nbra].reshape(-1, 2), found[2 * nbra :]
+        assert not other.any()
         # as of a chunk behind others of its list
         places = np.stack([np.cumsum([7, *pairs[:, 0]]), [*pairs[:, 1], 0]], axis=1)
-        quartets, sizes = np.cumsum([30, *prims]), np.repeat([pairs[:, 0].sum(), prims.sum()], [2, 3]).tolist()
-        table = [Buffer((this := context.pool.get(size + 1)).pointer, (size,), 4, this) for size in sizes]
-        launch_select(*pass_of, (*context.pool.upload([places, quartets], context.stream)[1], *table))
+        quartets, counted = np.cumsum([30, *prims]), np.repeat([pairs[:, 0].sum(), prims.sum()], [2, 3]).tolist()
+        table = [Buffer((this := context.pool.get(size + 1)).pointer, (size,), 4, this) for size in counted]
+        written = context.pool.upload([places, quartets], context.stream)[1]
+        counts_of = numbers[0], numbers[1].part(sizes[1], (sizes[1],)), left
+        launch_select(
+            *pass_of, lists.part(3, (2, 3)), limits.part(1, (1,)), given, True, counts_of, (*written, *table)
+        )  # fmt: skip
         shells_of, listed = (np.stack([host_array(b, "int32") for b in part], 1) for part in (table[:2], table[2:]))
-        sums = sums[: 2 * (first + nbra)].reshape(-1, 2).copy()
+        sums = host_array(left, "float64")[: 2 * nbra].reshape(2, -1).T.copy()
     last = [max(np.flatnonzero(row), default=-1) + 1 for row in counts]
-    np.testing.assert_array_equal(pairs, np.stack([counts.sum(axis=1), last], axis=1))
+    np.testing.assert_array_equal(pairs.T, [counts.sum(axis=1), last])
     np.testing.assert_array_equal(prims, surviving.sum(axis=1))
     of_bras = largest_bounds(bounds[0][first:], j, k, norms, (a[:, 0], b[:, 0])), bounds[1], early * tolerance
     assert replace_last(size, *of_bras) == (early == 1.0 and nket > THREADS)
     right = np.stack([(size * ~counts).sum(axis=1), (size**2 * ~counts).sum(axis=1)], axis=1)
     without = np.array([(of_quartets * skipped)[own == n].sum(axis=0) for n in range(nbra)])
     right += np.stack([without.sum(axis=1), (without**2).sum(axis=1)], axis=1)
-    np.testing.assert_allclose(sums[first:], right, 1e-12)
-    assert not sums[:first].any()
+    np.testing.assert_allclose(sums, right, 1e-12)
     for ours, right in zip((shells_of, listed), in_order(counts, surviving, first, own, start)):
         np.testing.assert_array_equal(ours, np.reshape(right, ours.shape))
     assert nket < 100 or (0 < counts.sum() < counts.size and surviving.any() and skipped.any())
