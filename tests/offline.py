@@ -39,6 +39,7 @@ from md4.gpu.kernels.exchange_derivatives import launch_exchange_derivatives
 from md4.gpu.kernels.gamma_table import launch_norms
 from md4.gpu.kernels.half_exchange import launch_half_exchange
 from md4.gpu.kernels.narrow import launch_narrow
+from md4.gpu.kernels.select_kets import ROW_BYTES
 from md4.gpu.kernels.select_quartets import Selected, launch_select
 from md4.gpu.kernels.unpack import launch_unpack
 from md4.gpu.paths import digest_order
@@ -228,18 +229,22 @@ def launch_gradient(backend, bras, kets):
     basis = Basis.from_arrays([0, 0], [[1.0]] * 2, [[1.0]] * 2, np.zeros((2, 3)))
     bounds = [GradientBounds(this.pairs.pairs, basis.centres, this.exact, this.exact) for this in lists]
     planes = [None, *(Plane(0, mixed) for mixed in (False, True))]
-    of_pairs, numbers = (NOTHING,) * len(lists), range(len(lists))
+    norms, numbers = [NOTHING] * 4, range(len(lists))
     of_densities = [
-        forces.Terms((NOTHING,) * 3 + (1,), (NOTHING,) * 4 + (1, 0.0), of_pairs, plane) for plane in planes
+        forces.Terms((*[NOTHING] * 3, 1), (*norms, 1, 0.0), NOTHING, plane, True) for plane in planes
     ]  # fmt: skip
-    of_table = TableTerms(NOTHING, NOTHING, 0.0, dict.fromkeys(numbers, (0, 0)), (1, 1), (1, 1), of_pairs)
+    of_table = TableTerms(NOTHING, NOTHING, 0.0, dict.fromkeys(numbers, (0, 0)), (1, 1), (1, 1), 0)
     made, first, second = forces.DeviceForces(basis, lists, bounds, bounds), numbers[: len(bras)], numbers[len(bras) :]
     launch_norms(backend.context, of_table.gamma_of(0, 1), bras[0], kets[0], of_table.norms_of(0, 1))
     for terms in (*of_densities, of_table):
         tasks = made.tasks(backend, first, second)
-        counts, _ = made.count([backend], tasks, second, terms)
+        limits = made.limits(backend.context, first, second, terms)
+        counts, _ = made.count([backend], tasks, second, terms, limits)
         for task, of_task, out in zip(tasks, counts, made.outs(backend.context, tasks)):
-            made.launch(backend, task, second, of_task, terms, backend.context, out)
+            made.launch(backend, task, second, of_task, terms, limits[task.number], backend.context, out)
+    # more densities than there is room for in shared memory
+    norms[2] = Buffer(0, (ROW_BYTES,), 8, None)
+    made.count([backend], tasks[:1], second, of_densities[0]._replace(norms=(*norms, 1, 0.0)), limits)
 
 
 def launch_exchange(backend, bra, ket):

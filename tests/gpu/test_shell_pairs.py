@@ -53,6 +53,16 @@ def device(request):
         yield lambda cap=None: PairMaker(DeviceContext(stream, cap)), read
 
 
+
+class Listed(Bounded):
+    """A list as gradients take it."""
+
+    pairs = property(lambda self: self.prepared.pairs)
+
+    def __len__(self):
+        return len(self.prepared)
+
+
 def basis_of(nprims, l=(1, 0), nctr=(1, 1), count=6, spread=2.0, pure=True):
     """Shells of two kinds in turn, of numbers of primitives that go round in `nprims`."""
     rng = np.random.default_rng(0)
@@ -247,7 +257,7 @@ def check_gradient_bounds(basis):
     cpu, lists = Engine(joined, backend="cpu"), [pairs for pairs in lists if len(pairs)]
     ours, right = (
         engine.backend.sums.forces(
-            joined, list(map(Bounded, engine.prepare_lists(lists, joined), *zip(*schwarz_bounds(engine, lists))))
+            joined, list(map(Listed, engine.prepare_lists(lists, joined), *zip(*schwarz_bounds(engine, lists))))
         )
         for engine in (Engine(joined, backend="cuda"), cpu)
     )

@@ -70,8 +70,8 @@ SPILLS = {
     # at most otherwise, of the variants of 8 waters in cc-pVQZ
     "reverse_fused": 360,
     "derivative_norms": 12,  # 8 on sm_90
-    # 80 on sm_80, 32 on sm_90; 48 and none without a bit for each turn, lists of 27 waters 54.7 and 53 ms on an H200
-    "select_kets": 90,
+    # 156 on sm_80, 124 on sm_90 where norms of thousands of shells stay in memory, else 20 at most
+    "select_kets": 160,
     "half_exchange": 20,  # two blocks of functions on sm_80; 8 on sm_90
     "exchange_derivatives": 60,  # on sm_100; 8 on sm_90
     "digest_mirrored": 160,  # 156 at tiles of 5 x (4 + 2) on sm_80, 144 at 3 x (6 + 4) on sm_100
