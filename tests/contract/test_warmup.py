@@ -111,7 +111,7 @@ def test_a_molecule_that_needs_more_than_a_little_memory():
         asked_by(work, "coulomb", (9, 0), MEMORIES[1:])
 
 
-@pytest.mark.parametrize("exchange", [1.0, 0.0])
+@pytest.mark.parametrize("exchange", [pytest.param(1.0, marks=pytest.mark.thorough), 0.0])
 def test_nothing_is_left_to_compile_for_forces(exchange, monkeypatch):
     """After `md4 warmup GEOMETRY --basis NAME --forces`."""
     mol, asked = system("hydrogen cc-pvdz"), []
