@@ -111,6 +111,7 @@ def test_a_molecule_that_needs_more_than_a_little_memory():
         asked_by(work, "coulomb", (9, 0), MEMORIES[1:])
 
 
+# With exchange it takes 25 CPU seconds, as much as is allowed where the machine counts quickly (tests/conftest.py).
 @pytest.mark.parametrize("exchange", [pytest.param(1.0, marks=pytest.mark.thorough), 0.0])
 def test_nothing_is_left_to_compile_for_forces(exchange, monkeypatch):
     """After `md4 warmup GEOMETRY --basis NAME --forces`."""

@@ -53,7 +53,6 @@ def device(request):
         yield lambda cap=None: PairMaker(DeviceContext(stream, cap)), read
 
 
-
 class Listed(Bounded):
     """A list as gradients take it."""
 
