@@ -216,10 +216,11 @@ class Gradients:
             Replaces the omega of the constructor, for both parts.
         tolerance : float, optional
             Shell quartets with a bound below this (Hartree/Bohr) are left out, of J and of exchange each where a GPU
-            makes J apart, as of large molecules; by default 10 `direct_scf_tol`. `stats` has the sum of these bounds as
-            `error_bound`, with those of shell pairs and primitive pairs that are in no list, and the root of the sum of
-            their squares as `error_estimate`. A GPU computes small quartets of J, where it is alone or made apart, in
-            single precision where the error is smaller than this, too; with 0 none.
+            makes J apart, as of large molecules, and on a GPU primitive quartets of small classes, too; by default 10
+            `direct_scf_tol`. `stats` has the sum of these bounds as `error_bound`, with those of shell pairs and
+            primitive pairs that are in no list, and the root of the sum of their squares as `error_estimate`. A GPU
+            computes small quartets of J, where it is alone or made apart, in single precision where the error is
+            smaller than this, too; with 0 none.
         long_range : tuple of float, optional
             (omega, factor): so many times the exchange of erf(omega r)/r, for range-separated functionals, is added.
 

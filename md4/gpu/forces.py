@@ -50,8 +50,6 @@ from md4.plan import groups_within
 
 # Most bytes of the numbers of ket pairs, and of first quartets, of tasks that count together.
 COUNT_BYTES = 1 << 28
-# Primitive quartets with bounds below this part of the tolerance are left out of the shell quartets that count.
-PRIMITIVE_PART = 0.1
 
 
 class Terms(NamedTuple):
@@ -104,7 +102,15 @@ class Counts(NamedTuple):
     first: Buffer
 
 
-def in_order(order, *arrays):
+def limit_of(way, tolerance):
+    """The bound below which primitive quartets are left out of the shell quartets that count, by a `Way`.
+
+    Where quartets are listed it is that of shell quartets, else none are left out.
+    """
+    return tolerance if way.listed else 0.0
+
+
+def reordered(order, *arrays):
     """Arrays of terms in an order, without a copy if that is theirs."""
     return arrays if (np.diff(order) > 0).all() else [array[order] for array in arrays]
 
@@ -139,8 +145,8 @@ class DeviceForces(ForceTasks, CoulombBounds):
         alone = (coulomb != 0) & (self.apart or not with_k.any())
         rest = with_k | (coulomb != 0) & ~alone
         order, quartets, left_out = np.argsort(rest, kind="stable"), 0, np.zeros(2)
-        densities, norms, exchange = in_order(order, densities, norms, exchange)
-        of_alone, of_rest = in_order(order, np.where(alone, coulomb, 0.0), np.where(alone, 0.0, coulomb))
+        densities, norms, exchange = reordered(order, densities, norms, exchange)
+        of_alone, of_rest = reordered(order, np.where(alone, coulomb, 0.0), np.where(alone, 0.0, coulomb))
         context, first, size = backend.context, int(np.count_nonzero(~rest)), self.basis.nao**2
         others = [these[first:] for these in (norms, of_rest, exchange)]
         plane, for_plane = self.plane(densities[first:], *others, tolerance)
@@ -150,8 +156,8 @@ class DeviceForces(ForceTasks, CoulombBounds):
             self.check_memory_for_coulomb(backend, densities.nbytes)
         d = context.pool.get(max(1, densities.size))
         context.copy_in(d.pointer, np.ascontiguousarray(densities))
-        terms = [(d.part(n * size, (size,)), norms[n], j) for n, j in enumerate(of_alone.tolist()) if j]
-        of_j = CoulombForces(self, backend, terms, tolerance, part, parts, found)
+        of_each = [(d.part(n * size, (size,)), norms[n], j) for n, j in enumerate(of_alone.tolist()) if j]
+        of_j = CoulombForces(self, backend, of_each, tolerance, part, parts, found)
         if rest.any():
             here = d.part(first * size, (densities.size - first * size,))
             terms, buffer = self.terms(backend, here, plane, *others, tolerance)
@@ -246,9 +252,7 @@ class DeviceForces(ForceTasks, CoulombBounds):
 
     def outs(self, context, tasks):
         """Room for the derivatives of each task, (6, nprim)."""
-        starts = [(self.lists[task.number].pairs.start, task) for task in tasks]
-        counts = [int(start[task.last] - start[task.first]) for start, task in starts]
-        return [context.pool.get(max(1, 6 * count)) for count in counts]
+        return [context.pool.get(max(1, 6 * self.sizes(task)[1])) for task in tasks]
 
     def bounded(self, context, terms):
         """Fields of `md4.gpu.kernels.select_kets.BoundedPairs` as bras and as kets, and where each list begins.
@@ -279,12 +283,9 @@ class DeviceForces(ForceTasks, CoulombBounds):
         return task.last - task.first, int(start[task.last] - start[task.first])
 
     def limits(self, context, bras, batch, terms):
-        """For each bra list, by its number: bounds below which primitive quartets with each ket list are left out.
-
-        They are left out where quartets are listed. What is returned is in device memory until the next call.
-        """
+        """For each bra list, by its number: `limit_of` it and each ket list; in device memory until the next call."""
         ways = [[self.way(context, bra, ket, terms.plane) for ket in batch] for bra in bras]
-        limits = np.array([[PRIMITIVE_PART * terms.norms[-1] * way.listed for way in of_bra] for of_bra in ways])
+        limits = np.array([[limit_of(way, terms.norms[-1]) for way in of_bra] for of_bra in ways])
         room, nket = context.pool.room("primitive limits", limits.size), len(batch)
         context.copy_in(room.pointer, limits)
         return {number: room.part(nket * n, (nket,)) for n, number in enumerate(bras)}
@@ -362,8 +363,8 @@ class DeviceForces(ForceTasks, CoulombBounds):
 
     def first_width(self, task):
         """Numbers of `QuartetTable.first` and `first_quartets` of a task with a list."""
-        start = self.lists[task.number].pairs.start
-        return 2 * (task.last - task.first) + int(start[task.last] - start[task.first]) + 3
+        npair, nprim = self.sizes(task)
+        return 2 * npair + nprim + 3
 
     def launch(self, backend, task, batch, counts, terms, limits, engine, out):
         """Has a track make the derivatives of a task, (6, nprim) into `out`; how many quartets are made.

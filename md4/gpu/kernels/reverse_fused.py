@@ -95,7 +95,7 @@ def make_second_product(rows_cd, rows_ab, nt, wide):
 def quartets_of(kets, own, part, each):
     """(first, end) of the quartets of a primitive bra pair of a chunk, of which a part has `each` (device function)."""
     first, end = kets.first[own] - kets.first[0], kets.first[own + 1] - kets.first[0]
-    return i32(first + part * each), i32(min(end, first + (part + 1) * each))
+    return first + part * each, min(end, first + (part + 1) * each)
 
 
 def look(kets, n, count):
@@ -246,6 +246,7 @@ def reverse_fused(rows_cd, rows_ab, nt, most, slots, blocks, ends, unit):
         n, behind = quartets(kets, own, part, each)
         if n >= behind:
             return
+        n, left = i32(n), i32(behind - n)
         # shared memory: Gamma, words, then H and r of each slot
         panel_size, base = panel.steps * (rows_cd * 64), shared_address(shared)
         words_first, words_size = slots * together * size, 0 if known else np8 * panel.steps * 16
@@ -262,7 +263,7 @@ def reverse_fused(rows_cd, rows_ab, nt, most, slots, blocks, ends, unit):
             run(i32(base + 8 * words_first + 16 * tid), source, i32(words_size >> 1), i32(tid), i32(threads))
             state = column_state(column, np8, i64(0), np8, i64(0))
         cuda.syncthreads()
-        steps, left = i32(together), i32(behind - n)
+        steps = i32(together)
         tile, slot, count = empty_z(), i64(0), min(steps, left)
         of_lane = i32(row_bytes * (lane >> 2) + 16 * (lane & 3))
         shells, prim_kl, bits = look_at(kets, n, count)
