@@ -16,7 +16,7 @@ import numpy as np
 
 from md4.gpu.buffers import Buffer
 from md4.gpu.kernels.gamma_blocks import gamma_numbers, gamma_size
-from md4.gpu.kernels.reverse_fused import fused_reverse
+from md4.gpu.kernels.reverse_fused import NT, fused_reverse
 from md4.gpu.kernels.reverse_lanes import lane_plan
 from md4.gpu.kernels.reverse_sums import reverse_tile
 from md4.gpu.kernels.select_kets import WARPS
@@ -147,7 +147,7 @@ class Way(NamedTuple):
         """About what `fused` takes for a primitive quartet, in products of blocks of 8."""
         return sum(
             plan.column_blocks(one.hermite) * plan.warps
-            * (WARP_WORK + plan.nt * plan.rows_cd * (blocks_of_8(one.ket.nherm) + plan.rows_ab))
+            * (WARP_WORK + NT * plan.rows_cd * (blocks_of_8(one.ket.nherm) + plan.rows_ab))
             for plan, one in zip(self.fused, self.meetings)
         )
 

@@ -18,7 +18,6 @@ class ReverseTuning:
     most_parts: int  # blocks of threads that divide the ket pairs of a chunk among them
     few_prims: int  # primitive pairs of the bra with which a chunk takes all ket pairs where it can
     most_fused: int  # most blocks of 8 rows of U and Z that a warp keeps, two blocks of columns each
-    few_fused: int  # up to so many it keeps four blocks of columns
     most_words: int  # words that say where [q|p] is of a lane, up to which they are in registers
     ends_together: tuple  # ends of kets of few functions, those of each member in one variant, the longest ones last
     registers: tuple  # of a thread, about, beside those of U, Z and one operand: with these words, and without
@@ -46,7 +45,7 @@ class ReverseTuning:
 
 
 REVERSE = ReverseTuning(
-    most_rows=8, most_warps=8, most_parts=16, few_prims=512, most_fused=16, few_fused=7,
+    most_rows=8, most_warps=8, most_parts=16, few_prims=512, most_fused=16,
     most_words=28, ends_together=(
         ((1,), (2,), (3,)), ((1, 2), (2, 2), (2, 3), (3, 3)), ((2, 3, 3), (2, 4, 5), (3, 4, 5), (4, 4, 5)),
     ),

@@ -1,6 +1,7 @@
 """Single numbers of a thread: loads, stores, atomic additions, addresses and quotients of indices."""
 
 from md4.gpu.emit.instructions import (
+    GLOBAL,
     add_double,
     address_plus,
     global_number,
@@ -52,6 +53,12 @@ def load_global(array, index):
 def add_global(array, index, value):
     """array[index] += value, atomically."""
     add_double(array.at(index), value)
+
+
+@word(None, i64, f64)
+def store_at(address, value):
+    """Writes the double of global memory at an address."""
+    store(address, [value], space=GLOBAL)
 
 
 @word(None, i64, f64)

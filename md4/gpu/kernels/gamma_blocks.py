@@ -11,17 +11,17 @@ from typing import NamedTuple
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I32, cuda, i32, i64, jit_device, types, u64
 from md4.gpu.emit.instructions import address_of, commit_copies, copy_number, make_wait_copies, shared_address
-from md4.gpu.emit.scalars import address_at, load_shared, load_shared_int, quotient
+from md4.gpu.emit.scalars import add_at, address_at, load_shared, load_shared_int, quotient, store_at
 from md4.gpu.kernels.gamma_table import GammaTable
 from md4.gpu.kernels.groups import levels_of
 from md4.gpu.kernels.reverse_sums import Densities, FunctionPairs
 from md4.gpu.staircases import whole_row_table, whole_rows
 from md4.gpu.tiles import blocks_of_8
 
-# Threads of a block, and bytes of shared memory that the densities of its quartets take, about.
-THREADS, GROUP_BYTES = 128, 24 << 10
-# Quartets of a block at most, and of a tile side by side: the lanes of a warp, no tunable number.
-GROUP = 32
+# Threads of a block, most quartets of one, and bytes of shared memory that the densities of its quartets take, about.
+THREADS, GROUP, GROUP_BYTES = 128, 128, 24 << 10
+# Quartets of a tile side by side: the lanes of a warp, no tunable number.
+TILE = 32
 
 
 class Functions(NamedTuple):
@@ -72,7 +72,7 @@ def density_place(n, na, nb, nc, nd):
 
 def tile_place(quartet, size):
     """Of quartets side by side, of `size` numbers each: where the first number of one is (device function)."""
-    return (quartet >> 5) * (GROUP * size) + (quartet & (GROUP - 1))
+    return (quartet >> 5) * (TILE * size) + (quartet & (TILE - 1))
 
 
 def places_of(na, nb, nc, nd):
@@ -135,15 +135,15 @@ def gamma_blocks(side_by_side):
         for s in range(densities.coulomb.size):
             cuda.syncthreads()
             j, half_k = densities.coulomb[s], -0.5 * densities.exchange[s]
-            # the blocks ab and cd are for J, the others for exchange
-            with_j, with_k = j != 0.0, half_k != 0.0
-            n, last = i64(0) if with_j else nab + ncd, size if with_k else nab + ncd
-            step = max(i64(1), min(last - n, i64(THREADS)))
+            # the blocks ab and cd are for J only
+            with_j, last = j != 0.0, nab + ncd + (na + nb) * (nc + nd)
+            n = i64(0) if with_j else nab + ncd
+            step = min(last - n, i64(THREADS))
             together = quotient(i64(THREADS), step)
             own = quotient(tid, step)
             n += tid - own * step
             while own < together and n < last:
-                left, right, row, column = block_place(min(n, nab + ncd + (na + nb) * (nc + nd) - 1), na, nb, nc, nd)
+                left, right, row, column = block_place(n, na, nb, nc, nd)
                 source = address_of(densities.numbers, (s * nao + row) * nao + column)
                 to = i32(d_at + 8 * (own * size + n))
                 left, right, end = i32(aos_at + 16 * own + 4 * left), 4 * i32(right - left), i32(aos_at + 16 * many)
@@ -156,77 +156,80 @@ def gamma_blocks(side_by_side):
             wait()
             cuda.syncthreads()
             if side_by_side:
-                # a lane takes a quartet, a warp a range of functions (ab, c), all d
-                quartet, warp = tid & 31, tid >> 5
-                n, last = (nab * nc * warp) >> 2, (nab * nc * (warp + 1)) >> 2
-                row = quotient(n, nc)
-                a, c = quotient(row, nb), n - row * nc
+                # a lane takes a quartet, a warp a range of functions (ab, d) with all c, which are mostly more than d
+                tiles = max(i64(1), group >> 5)
+                share = quotient(tid >> 5, tiles)
+                quartet = tid - TILE * share * tiles
+                n, last = (nab * nd * share * tiles) >> 2, (nab * nd * (share + 1) * tiles) >> 2
+                row = quotient(n, nd)
+                a, e = quotient(row, nb), n - row * nd
                 b, here = row - a * nb, d_at + 8 * size * quartet
-                ab_at, cd_at = i32(here + 8 * row), i32(here + of_cd + 8 * c * nd)
-                ac_at, bc_at = i32(here + of_ac + 8 * (a * nc + c)), i32(here + of_bc + 8 * (b * nc + c))
-                ad_at, bd_at = i32(here + of_ad + 8 * a * nd), i32(here + of_bd + 8 * b * nd)
+                ab_at, cd_at = i32(here + 8 * row), i32(here + of_cd + 8 * e)
+                ac_at, bc_at = i32(here + of_ac + 8 * a * nc), i32(here + of_bc + 8 * b * nc)
+                ad_at, bd_at = i32(here + of_ad + 8 * (a * nd + e)), i32(here + of_bd + 8 * (b * nd + e))
                 weight, place = load_shared(i32(weights_at + 8 * quartet)), in_tile(first + quartet, nab * ncd)
-                half_weight, step, place = weight * half_k, GROUP * nab, place + GROUP * (c * nd * nab + row)
-                c_left, b_left, turns, all_bd, row_ac = nc - c, nb - b, last - n, i32(8 * nb * nd), i32(8 * nc)
-                row_bd, all_bc, all_cd = i32(8 * nd), i32(8 * nb * nc), i32(8 * ncd)
-                while turns > 0 and quartet < many:
-                    end, own_ad, own_bd, d_ab, d_ac, d_bc = i32(cd_at + row_bd), ad_at, bd_at, 0.0, 0.0, 0.0
-                    if with_j:
-                        d_ab = weight * j * load_shared(ab_at)
-                    if with_k:
-                        d_ac, d_bc = half_weight * load_shared(ac_at), half_weight * load_shared(bc_at)
-                    while cd_at < end:
-                        value = 0.0
+                of_j, of_k, next_d = weight * j, weight * half_k, 8 * TILE * nab
+                to, next_c = address_of(out, place + TILE * (e * nab + row)), next_d * nd
+                e_left, b_left, turns = i32(nd - e), i32(nb - b), i32(last - n if quartet < many else 0)
+                row_bc, all_bc, row_ad, all_bd = i32(8 * nc), i32(8 * nb * nc), i32(8 * nd), i32(8 * nb * nd)
+                while turns > 0:
+                    own_cd, own_ac, own_bc, of_c, end = cd_at, ac_at, bc_at, to, i32(ac_at + row_bc)
+                    d_ab = of_j * load_shared(ab_at) if with_j else 0.0
+                    d_ad, d_bd = of_k * load_shared(ad_at), of_k * load_shared(bd_at)
+                    while own_ac < end:
+                        value = d_bd * load_shared(own_ac) + d_ad * load_shared(own_bc)
                         if with_j:
-                            value = d_ab * load_shared(cd_at)
-                        if with_k:
-                            value += d_ac * load_shared(own_bd) + d_bc * load_shared(own_ad)
-                        out[u64(place)] = value if s == 0 else out[u64(place)] + value
-                        cd_at, own_ad, own_bd = i32(cd_at + 8), i32(own_ad + 8), i32(own_bd + 8)
-                        place += step
-                    ac_at, bc_at, turns, c_left = i32(ac_at + 8), i32(bc_at + 8), turns - 1, c_left - 1
-                    if c_left == 0:
-                        # from (a, b) to (a, b + 1), or from there to (a + 1, 0)
-                        c_left, b_left, ab_at, cd_at = nc, b_left - 1, i32(ab_at + 8), i32(cd_at - all_cd)
-                        place += GROUP - ncd * step
-                        if b_left > 0:
-                            ac_at, bd_at = i32(ac_at - row_ac), i32(bd_at + row_bd)
+                            value += d_ab * load_shared(own_cd)
+                        if s == 0:
+                            store_at(of_c, value)
                         else:
-                            b_left, bc_at = nb, i32(bc_at - all_bc)
-                            ad_at, bd_at = i32(ad_at + row_bd), i32(bd_at + row_bd - all_bd)
+                            add_at(of_c, value)
+                        own_cd, own_ac, own_bc = i32(own_cd + row_ad), i32(own_ac + 8), i32(own_bc + 8)
+                        of_c += next_c
+                    ad_at, bd_at, cd_at = i32(ad_at + 8), i32(bd_at + 8), i32(cd_at + 8)
+                    to, turns, e_left = to + next_d, i32(turns - 1), i32(e_left - 1)
+                    if e_left == 0:
+                        # from (a, b) to (a, b + 1), or from there to (a + 1, 0)
+                        e_left, b_left, ab_at, cd_at = i32(nd), i32(b_left - 1), i32(ab_at + 8), i32(cd_at - row_ad)
+                        to, bc_at = to + 8 * TILE - next_c, i32(bc_at + row_bc)
+                        if b_left > 0:
+                            ad_at = i32(ad_at - row_ad)
+                        else:
+                            b_left, ac_at = i32(nb), i32(ac_at + row_bc)
+                            bc_at, bd_at = i32(bc_at - all_bc), i32(bd_at - all_bd)
             else:
                 blocks, more_blocks = size_of(even), size_of(odd)
-                step = min(blocks + more_blocks, i64(THREADS))
+                every = blocks + more_blocks
+                step = min(every, i64(THREADS))
                 together = quotient(i64(THREADS), step)
                 own = quotient(tid, step)
-                n = tid - own * step
-                while own < together and n < blocks + more_blocks:
+                n, step_bytes, step_weights = tid - own * step, i32(8 * size * together), i32(8 * together)
+                while own < together and n < every:
                     if n < blocks:
                         row, column, factor = function_at(even, n)
-                        place, many_blocks = (first + own) * blocks + n, blocks
+                        place, count_of = (first + own) * blocks + n, blocks
                     else:
                         row, column, factor = function_at(odd, n - blocks)
-                        place, many_blocks = behind + (first + own) * more_blocks + n - blocks, more_blocks
+                        place, count_of = behind + (first + own) * more_blocks + n - blocks, more_blocks
                     a, c = quotient(row, nb), quotient(column, nd)
-                    b, e, here = row - a * nb, column - c * nd, d_at + 8 * size * own
+                    b, e, here = row - a * nb, column - c * nd, i32(d_at + 8 * size * own)
                     of_j, of_k = factor * j, factor * half_k
-                    ab_at, cd_at = here + 8 * row, here + of_cd + 8 * column
-                    ac_at, bd_at = here + of_ac + 8 * (a * nc + c), here + of_bd + 8 * (b * nd + e)
-                    ad_at, bc_at = here + of_ad + 8 * (a * nd + e), here + of_bc + 8 * (b * nc + c)
-                    at, weight_at, end = i32(0), i32(weights_at + 8 * own), i32(weights_at + 8 * many)
+                    ab_at, cd_at = i32(8 * row), i32(of_cd + 8 * column)
+                    ac_at, bd_at = i32(of_ac + 8 * (a * nc + c)), i32(of_bd + 8 * (b * nd + e))
+                    ad_at, bc_at = i32(of_ad + 8 * (a * nd + e)), i32(of_bc + 8 * (b * nc + c))
+                    weight_at, end = i32(weights_at + 8 * own), i32(weights_at + 8 * many)
+                    to, next_number = address_of(out, place), 8 * together * count_of
                     while weight_at < end:
-                        value = 0.0
+                        value = load_shared(i32(here + ac_at)) * load_shared(i32(here + bd_at))
+                        value = of_k * (value + load_shared(i32(here + ad_at)) * load_shared(i32(here + bc_at)))
                         if with_j:
-                            value = of_j * (load_shared(i32(ab_at + at)) * load_shared(i32(cd_at + at)))
-                        if with_k:
-                            value += of_k * (
-                                load_shared(i32(ac_at + at)) * load_shared(i32(bd_at + at))
-                                + load_shared(i32(ad_at + at)) * load_shared(i32(bc_at + at))
-                            )
+                            value += of_j * (load_shared(i32(here + ab_at)) * load_shared(i32(here + cd_at)))
                         value *= load_shared(weight_at)
-                        out[u64(place)] = value if s == 0 else out[u64(place)] + value
-                        at, place = i32(at + 8 * size * together), place + together * many_blocks
-                        weight_at = i32(weight_at + 8 * together)
+                        if s == 0:
+                            store_at(to, value)
+                        else:
+                            add_at(to, value)
+                        here, to, weight_at = i32(here + step_bytes), to + next_number, i32(weight_at + step_weights)
                     n += step
 
     return Kernel(kernel, (THREADS, 8))
@@ -251,7 +254,7 @@ def gamma_of_table(side_by_side):
             for cd in range(ncd):
                 for row in range(nab):
                     value = table.numbers[first + row * table.of_bra + cd * table.of_ket]
-                    out[here + GROUP * (cd * nab + row)] = value if quartet < count else 0.0
+                    out[here + TILE * (cd * nab + row)] = value if quartet < count else 0.0
         else:
             place = n - quartet * blocks
             line = quotient(place, width)
@@ -279,8 +282,8 @@ def gamma_numbers(count, sizes, side_by_side):
     Side by side they are in whole tiles, with one quartet more.
     """
     if side_by_side:
-        return 0, sizes[0] * GROUP * (count // GROUP + 1)
-    return *accumulate((-(-count * size // GROUP) * GROUP for size in sizes), initial=0),
+        return 0, sizes[0] * TILE * (count // TILE + 1)
+    return *accumulate((-(-count * size // TILE) * TILE for size in sizes), initial=0),
 
 
 def functions_of(context, bra, ket):

@@ -50,6 +50,9 @@ from md4.gpu.staircases import level_ends
 from md4.gpu.tiles import blocks_of_8, turned_split
 from md4.gpu.tuning import REVERSE, SHARED_BYTES
 
+# Blocks of 8 columns of a warp.
+NT = 2
+
 
 class KetPrimitives(NamedTuple):
     """The primitive quartets of a chunk: `first_quartets`, `ket_prims` and `shells` of
@@ -68,14 +71,14 @@ class R(NamedTuple):
 
 
 @cache
-def make_second_product(rows_cd, rows_ab, nt, wide):
+def make_second_product(rows_cd, rows_ab, wide):
     """Intrinsic (Z, U, address, row_bytes) -> Z + Gamma U, all turned tiles.
 
     Gamma is in shared memory, the lane's place in it at `address`, in blocks of 8 cd [block of cd][ab][cd]. A row ab
     has `row_bytes`: 64, or where one block has fewer than 8 cd, as many as these take. What a lane reads behind its row
     is finite, and U of such cd is zero.
     """
-    z_tile, u_tile = tile_kind(rows_ab, nt), tile_kind(rows_cd, nt)
+    z_tile, u_tile = tile_kind(rows_ab, NT), tile_kind(rows_cd, NT)
 
     @word(z_tile, z_tile, u_tile, INT32, INT32)
     def second_product(z, u, address, row_bytes):
@@ -83,10 +86,9 @@ def make_second_product(rows_cd, rows_ab, nt, wide):
             here = address + row_bytes * (8 * j)
             return [shared_real(here), shared_real(here, 8)]
 
-        multiply, blocks = tile_products(rows_ab, nt, wide, True, block_of_8 if rows_cd > 1 else packed)
+        multiply, blocks = tile_products(rows_ab, NT, wide, True, block_of_8 if rows_cd > 1 else packed)
         for j in range(rows_cd):
-            operand = [u[4 * (i * rows_cd + j) + n] for i in range(nt // 2) for n in range(4)]
-            z = multiply(z, address + 512 * rows_ab * j, operand, blocks)
+            z = multiply(z, address + 512 * rows_ab * j, u[4 * j : 4 * j + 4], blocks)
         return z
 
     return second_product
@@ -214,21 +216,21 @@ def make_fetch(rows_cd, rows_ab, most, cases):
     return jit_device(fetch)
 
 
-def reverse_fused(rows_cd, rows_ab, nt, most, slots, blocks, ends, unit):
-    """Kernel factory: 8 `rows_cd` and 8 `rows_ab` rows, `nt` blocks of 8 columns a warp; see above for `slots`.
+def reverse_fused(rows_cd, rows_ab, most, slots, blocks, ends, unit):
+    """Kernel factory: 8 `rows_cd` and 8 `rows_ab` rows; see above for `slots`.
 
     A block of threads has up to `most` warps. With `ends`, the last of `ends_together`, the first product is code
     without loops, and the words that say where [q|p] is are in registers; without, they are in shared memory.
     """
     wide, size, cases = unit == "dmma16", 64 * rows_cd * rows_ab, ends_together(ends) if ends else ()
     if ends:
-        load_words, known_product = make_load_words(nt, ends[-1]), make_known_products(rows_cd, nt, wide, cases)
+        load_words, known_product = make_load_words(NT, ends[-1]), make_known_products(rows_cd, NT, wide, cases)
     else:
-        first_product = make_staircase_products(rows_cd, nt, wide, True, True)
+        first_product = make_staircase_products(rows_cd, NT, wide, True, True)
     known = bool(ends)
-    second_product = make_second_product(rows_cd, rows_ab, nt, wide)
-    empty_u, empty_z, add_tile = make_empty(2 * rows_cd * nt), make_empty(2 * rows_ab * nt), make_add_tile(rows_ab, nt)
-    column_state, run, look_at = make_column_state(nt, False), jit_device(copy_run), jit_device(look)
+    second_product = make_second_product(rows_cd, rows_ab, wide)
+    empty_u, empty_z, add_tile = make_empty(2 * rows_cd * NT), make_empty(2 * rows_ab * NT), make_add_tile(rows_ab, NT)
+    column_state, run, look_at = make_column_state(NT, False), jit_device(copy_run), jit_device(look)
     fetch, quartets, wait = make_fetch(rows_cd, rows_ab, most, cases), jit_device(quartets_of), make_wait_copies(0)
     of_block = block_of(most)
 
@@ -255,7 +257,7 @@ def reverse_fused(rows_cd, rows_ab, nt, most, slots, blocks, ends, unit):
         while row < words_first:
             shared[row] = 0.0
             row += threads
-        column = (column_block * warps + warp) * nt
+        column = (column_block * warps + warp) * NT
         if known:
             own_words = load_words(words, column, np8, panel.steps, lane)
         else:
@@ -329,7 +331,6 @@ class FusedReverse(NamedTuple):
 
     rows_cd: int
     rows_ab: int
-    nt: int
     most: int
     slots: int
     blocks: int
@@ -341,7 +342,7 @@ class FusedReverse(NamedTuple):
 
     def column_blocks(self, hermite):
         """Blocks of threads for the Hermite functions of the bra."""
-        return -(-blocks_of_8(hermite.nherm) // (self.nt * self.warps))
+        return -(-blocks_of_8(hermite.nherm) // (NT * self.warps))
 
 
 def ends_together(ends):
@@ -367,23 +368,21 @@ def fused_reverse(unit, bra, ket, hermite, room):
     rows_ab, rows_cd, np8 = blocks_of_8(bra.nab), blocks_of_8(ket.nab), blocks_of_8(hermite.nherm)
     if turned_split(ket.nab)[0] > 1 or rows_ab + rows_cd > REVERSE.most_fused:
         return None
-    few, by_four, by_two = rows_ab + rows_cd <= REVERSE.few_fused, -(-np8 // 4), -(-np8 // 2)
-    nt = 4 if few and np8 > 4 and 2 * by_four <= by_two else 2
-    warps = min(REVERSE.most_warps, -(-np8 // nt))
+    warps = min(REVERSE.most_warps, -(-np8 // NT))
     most, words, ends, case = max(3, warps) if warps > 1 else 1, 0, (), 0
-    if nt * blocks_of_8(ket.nherm) <= REVERSE.most_words:
+    if NT * blocks_of_8(ket.nherm) <= REVERSE.most_words:
         own = tuple(level_ends(ket.h_class, rows_cd, 1).tolist())
         several = ends_together(own)
         ends, case = several[-1], several.index(own)
-        words = nt * ends[-1]
-    blocks = REVERSE.blocks(2 * nt * (rows_ab + rows_cd + 1), words, most)
+        words = NT * ends[-1]
+    blocks = REVERSE.blocks(2 * NT * (rows_ab + rows_cd + 1), words, most)
     for together, slots in REVERSE.steps:
         least = blocks * most // warps * warps
         least = min(REVERSE.least_warps, least) if together == 1 else least
         fixed, slot = shared_bytes(bra, ket, hermite, bool(ends), together)
         shared = fixed + slots * slot
         if shared <= room and 2 * SHARED_BYTES // shared * warps >= least:
-            return FusedReverse(rows_cd, rows_ab, nt, most, slots, blocks, ends, warps, together, shared, case)
+            return FusedReverse(rows_cd, rows_ab, most, slots, blocks, ends, warps, together, shared, case)
     return None
 
 
@@ -411,7 +410,7 @@ def launch_reverse_fused(context, plan, ab, cd, h, gamma, hermite, r, table, z, 
     bra, ket, np8 = ab.facts, cd.facts, blocks_of_8(hermite.nherm)
     column_blocks, (_, first, *_, numbers, shells) = plan.column_blocks(hermite), table
     context.launch(
-        Variant(reverse_fused, (*plan[:7], context.unit)), column_blocks * parts * ab.nprim, 32 * plan.warps,
+        Variant(reverse_fused, (*plan[:6], context.unit)), column_blocks * parts * ab.nprim, 32 * plan.warps,
         plan.shared,
         (first, numbers, shells), (h, plan.rows_cd, blocks_of_8(ket.nherm)),
         levels_of(context, ket, plan.rows_cd, True),

@@ -31,7 +31,7 @@ from md4.gpu.emit.reverse import (
 )
 from md4.gpu.emit.scalars import load_shared_int, quotient, store_shared_int
 from md4.gpu.emit.unrolled import make_r_by_axis
-from md4.gpu.kernels.gamma_blocks import GROUP, tile_place
+from md4.gpu.kernels.gamma_blocks import TILE, tile_place
 from md4.gpu.kernels.groups import Records
 from md4.gpu.kernels.primitive_quartets import (
     Charge,
@@ -117,7 +117,7 @@ def lane_set_bytes(row):
 def bring_tiles(gamma, size, shells, lane):
     """Gamma of a warp's shell quartets, which follow each other, is to come to the L2 cache (device function)."""
     first, last = i64(cuda.shfl_sync(-1, shells, 0) >> 5), i64(cuda.shfl_sync(-1, shells, 31) >> 5) + 1
-    address, end = address_of(gamma, first * (GROUP * size)), address_of(gamma, last * (GROUP * size))
+    address, end = address_of(gamma, first * (TILE * size)), address_of(gamma, last * (TILE * size))
     address += 128 * lane
     while address < end:
         prefetch(address)

@@ -66,8 +66,8 @@ SPILLS = {
     # 1900 on sm_100, 1884 on sm_80, for kets of (fs) and six functions of the bra, 3.5 ms of forces of 27 waters; 1360
     # for kets of (gs)
     "reverse_lanes": 1910,
-    # 352 at three blocks of cd and of ab on sm_90, which has code for two staircases, mostly beside its products; 212
-    # at most otherwise, of the variants of 8 waters in cc-pVQZ
+    # 312 at two blocks of cd and six of ab on sm_90, 276 at three and four, mostly beside the products; 224 at most
+    # otherwise, of the variants of 8 waters in cc-pVQZ
     "reverse_fused": 360,
     "derivative_norms": 12,  # 8 on sm_90
     # 156 on sm_80, 124 on sm_90 where norms of thousands of shells stay in memory, else 20 at most

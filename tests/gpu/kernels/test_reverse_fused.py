@@ -40,14 +40,14 @@ def tuned(monkeypatch):
     reverse_fused.fused_reverse.cache_clear()
 
 
-@pytest.mark.sample("1-4-steps0")
+@pytest.mark.sample("1-28-steps0")
 @pytest.mark.races
 @pytest.mark.parametrize("steps", REVERSE.steps)
-@pytest.mark.parametrize("few", [0, 4])
+@pytest.mark.parametrize("words", [0, REVERSE.most_words])
 @pytest.mark.parametrize("nprim", [1, 2])
-def test_steps(nprim, few, steps, tuned):
-    """Several primitive quartets in a step, of one or of several ket pairs, and two or four blocks of columns."""
-    tuned(steps=(steps,), few_fused=few, most_words=few and 28, registers=(9999, 9999), least_warps=1)
+def test_steps(nprim, words, steps, tuned):
+    """Several primitive quartets in a step, of one or of several ket pairs, with words in memory or in registers."""
+    tuned(steps=(steps,), most_words=words, registers=(9999, 9999), least_warps=1)
     check(basis_of((0, 0, 1) if nprim == 1 else (0, 1), nprim))
 
 
