@@ -9,7 +9,7 @@ import subprocess
 import sysconfig
 import tempfile
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations_with_replacement, product
 from pathlib import Path
@@ -32,6 +32,7 @@ from md4.gpu.h_layout import KET_SINGLES
 from md4.gpu.hermite_coulomb import DeviceCoulomb
 from md4.gpu.kernels import scatter
 from md4.gpu.kernels.bounds import launch_bounds
+from md4.gpu.kernels.density_blocks import launch_density_blocks
 from md4.gpu.kernels.derivative_norms import launch_derivative_norms
 from md4.gpu.kernels.digest_in_place import launch_in_place
 from md4.gpu.kernels.digestion import launch_digest, launch_mirrored
@@ -39,12 +40,14 @@ from md4.gpu.kernels.exchange_derivatives import launch_exchange_derivatives
 from md4.gpu.kernels.gamma_table import launch_norms
 from md4.gpu.kernels.half_exchange import launch_half_exchange
 from md4.gpu.kernels.narrow import launch_narrow
+from md4.gpu.kernels.primitive_quartets import Extent
 from md4.gpu.kernels.select_kets import ROW_BYTES
 from md4.gpu.kernels.select_quartets import Selected, launch_select
 from md4.gpu.kernels.unpack import launch_unpack
 from md4.gpu.paths import digest_order
 from md4.gpu.reverse_ways import hermite_of
 from md4.gpu.tiles import blocks_of_8
+from md4.gpu.tuning import REVERSE
 from md4.method.boys import MMAX
 from md4.method.derivatives import OF_A, OF_B
 from md4.method.operators import OPERATORS, Operator
@@ -59,6 +62,7 @@ UNITS = {(7, 0): "fma", (7, 5): "fma", (8, 0): "dmma8", (9, 0): "dmma16", (10, 0
 CAPABILITIES = {unit: cc for cc, unit in reversed(UNITS.items())} | {"dmma16": (9, 0)}
 # In place of device memory.
 NOTHING = Buffer(0, (1,), 8, None)
+HIGHEST_L = 31
 REGISTERS = 255
 
 
@@ -229,12 +233,18 @@ def launch_gradient(backend, bras, kets):
     basis = Basis.from_arrays([0, 0], [[1.0]] * 2, [[1.0]] * 2, np.zeros((2, 3)))
     bounds = [GradientBounds(this.pairs.pairs, basis.centres, this.exact, this.exact) for this in lists]
     planes = [None, *(Plane(0, mixed) for mixed in (False, True))]
-    norms, numbers = [NOTHING] * 4, range(len(lists))
+    norms, numbers, of_d = [NOTHING] * 4, range(len(lists)), (*[NOTHING] * 3, 1)
     of_densities = [
-        forces.Terms((*[NOTHING] * 3, 1), (*norms, 1, 0.0), NOTHING, plane, True) for plane in planes
+        forces.Terms(of_d, (*norms, 1, 0.0), NOTHING, plane, True, (of_d, of_d), 0.0) for plane in planes
     ]  # fmt: skip
     of_table = TableTerms(NOTHING, NOTHING, 0.0, dict.fromkeys(numbers, (0, 0)), (1, 1), (1, 1), 0)
-    made, first, second = forces.DeviceForces(basis, lists, bounds, bounds), numbers[: len(bras)], numbers[len(bras) :]
+    ones = (np.ones(this.pairs.nprim) for this in lists)
+    of_prims = [SimpleNamespace(own=these, derivative=these) for these in ones]
+    made = forces.DeviceForces(basis, lists, bounds, of_prims)
+    first, second = numbers[: len(bras)], numbers[len(bras) :]
+    made.extent = Extent(dict.fromkeys(range(HIGHEST_L + 1), (1.0, 1.0)), 1.0)
+    made.ways = {plane: ways_with_singles(made, backend.context, plane) for plane in planes}
+    launch_density_blocks(backend.context, *[NOTHING] * 5)
     launch_norms(backend.context, of_table.gamma_of(0, 1), bras[0], kets[0], of_table.norms_of(0, 1))
     for terms in (*of_densities, of_table):
         tasks = made.tasks(backend, first, second)
@@ -245,6 +255,13 @@ def launch_gradient(backend, bras, kets):
     # more densities than there is room for in shared memory
     norms[2] = Buffer(0, (ROW_BYTES,), 8, None)
     made.count([backend], tasks[:1], second, of_densities[0]._replace(norms=(*norms, 1, 0.0)), limits)
+
+
+def ways_with_singles(made, context, plane):
+    """Those of `DeviceForces`, with all variants in TF32, however little they are needed."""
+    every = replace(REVERSE, single_share=0.0, single_seconds=0.0)
+    with patch.object(forces, "REVERSE", every):
+        return made.ways_of(context, [this.prepared for this in made.lists], plane)
 
 
 def launch_exchange(backend, bra, ket):

@@ -28,8 +28,10 @@ from md4.contract.work import make_tasks
 from md4.contract.worker import Build, PartialSums, Worker
 from md4.gpu import backend as gpu
 from md4.gpu import digest as gpu_digest
+from md4.gpu import forces as gpu_forces
 from md4.gpu import hermite_coulomb as gpu_coulomb
 from md4.gpu import kernels, paths, quartet_lists
+from md4.gpu import reverse_ways as gpu_ways
 from md4.gpu.buffers import Buffer, copy_to_host
 from md4.gpu.context import DeviceContext
 from md4.gpu.kernels import fused, summed_r
@@ -38,7 +40,7 @@ from md4.gpu.kernels.half_transform import TILE, launch_half_transform
 from md4.gpu.kernels.pack import launch_pack
 from md4.gpu.kernels.unpack import launch_unpack
 from md4.gpu.paths import plans
-from md4.gpu.tuning import SELECT
+from md4.gpu.tuning import REVERSE, SELECT
 from md4.method.operators import OPERATORS
 from md4.shells.basis import Basis
 from md4.shells.shell import Shell
@@ -48,6 +50,8 @@ from md4.shells.shell_pairs import check_side, pairs_by_kind, shell_pairs
 TOLERANCE = 1e-10
 # The same in single precision, and a tolerance of a build and its ratio by which all quartets are computed in it.
 SINGLE_TOLERANCE, SMALLEST, ALL_IN_SINGLE = 1e-5, 1e-30, 1e60
+# The same in TF32.
+TF32_TOLERANCE, SMALLEST_IN_TF32 = 2**-8, 1e-25
 PARAMETERS = dict.fromkeys(OPERATORS[1:], 0.6)
 
 
@@ -234,6 +238,18 @@ def gradient(basis, omega=None, tolerance=0.0, exchange=1.0):
     dm = symmetric(basis.nao, 1)[0]
     options = {"omega": omega, "tolerance": tolerance, "exchange": exchange}
     both("gradient", lambda name: md4.JK(basis, backend=name).gradient(dm, **options))
+
+
+def single_gradient(basis):
+    """The same, with all quartets in TF32 that can be, of small classes, too."""
+    dm = symmetric(basis.nao, 1)[0]
+    every = replace(REVERSE, single_ratio=ALL_IN_SINGLE, single_share=0.0, single_seconds=0.0)
+
+    def found(name):
+        return md4.JK(basis, backend=name).gradient(dm, tolerance=SMALLEST_IN_TF32)
+
+    with patched([(gpu_forces, "REVERSE", every), (gpu_ways, "lane_plan", lambda *_: None)]):
+        compare(found("cuda"), reference(found), "gradient in TF32", TF32_TOLERANCE)
 
 
 def derivative_matrices(basis, omega=None):
@@ -609,6 +625,9 @@ FAMILIES = {
         (few_shells((1, 2, 3, 3)),),
         (few_shells((3, 1, 1, 2), (2, 2, 1, 2)),), (few_shells((2, 2, 1, 2), (1, 3, 1, 1), pure=False),),
         (few_shells((4, 1, 1, 2), (0, 2, 1, 2)),), (few_shells((3, 1, 1, 2), axis=1),),
+    ),
+    "gradients in TF32": each(
+        single_gradient, (few_shells((1, 2, 1, 2)),), (few_shells((1, 2, 1, 1), axis=1),),
     ),
     "derivatives of J and K": each(
         derivative_matrices, (SP,), (SP, 0.4), (few_shells((3, 1, 1, 2), (2, 2, 1, 2)),),

@@ -220,7 +220,8 @@ class Gradients:
             `direct_scf_tol`. `stats` has the sum of these bounds as `error_bound`, with those of shell pairs and
             primitive pairs that are in no list, and the root of the sum of their squares as `error_estimate`. A GPU
             computes small quartets of J, where it is alone or made apart, in single precision where the error is
-            smaller than this, too; with 0 none.
+            smaller than this, too, and on tensor cores small quartets of some classes in TF32 where that is expected;
+            with 0 none.
         long_range : tuple of float, optional
             (omega, factor): so many times the exchange of erf(omega r)/r, for range-separated functionals, is added.
 

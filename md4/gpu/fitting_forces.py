@@ -73,7 +73,7 @@ class TableTerms(NamedTuple):
     norm_steps: tuple
     first: int
 
-    by_table, with_j, plane = True, False, None
+    by_table, with_j, plane, single = True, False, None, 0.0
 
     def gamma_of(self, bra, ket):
         """Fields of `md4.gpu.kernels.gamma_table.GammaTable`."""
@@ -127,6 +127,8 @@ class DeviceFittingForces(DeviceForces):
     left_out : ndarray, shape (2,)
         The sum of the bounds of what was left out, and the sum of their squares.
     """
+
+    extent = None
 
     def __init__(self, basis, pairs, blocks, bounds, of_prims):
         singles = [this for block in blocks for this in block]

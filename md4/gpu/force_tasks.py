@@ -15,7 +15,7 @@ from md4.plan import groups_within, own_ranges
 from md4.support.display import size_text
 
 # Forms in which there may be H of a ket list at the same time.
-H_FORMS = 3
+H_FORMS = 4
 # Shares of the memory that may be used: of H of the ket lists, and of Z of a task.
 H_SHARE, Z_SHARE = 0.4, 0.2
 # Most bytes of Z of a task; that of one bra pair may be larger.
@@ -151,7 +151,7 @@ class ForceTasks:
 
     def check_memory(self, backend, densities, plane):
         """MemoryLimitError, before anything is allocated, if there is no room for one shell pair with any list."""
-        tables = 2 * densities.nbytes + (40 + 8 * len(densities)) * sum(map(len, self.lists))
+        tables = 4 * densities.nbytes + (40 + 8 * len(densities)) * sum(map(len, self.lists))
         tables += 16 * sum(this.pairs.nprim for this in self.lists)
         every = range(len(self.lists))
         self.check_lists(backend, every, every, {"densities and bounds": tables}, plane)
@@ -167,8 +167,8 @@ class ForceTasks:
                 f"a shell pair of {self.basis!r} may have {most} primitive quartets, or elements of Gamma, with a list "
                 f"of shell pairs, but gradients on a GPU take {MOST_NUMBERS} at once; use backend='cpu'."
             )
-        longest, room = max(this.pairs.max_prim for this in bras), context.block_shared - ROW_BYTES
-        most = (room - OTHER_BYTES) // (4 * WARPS) - 1
+        longest, room = max(this.pairs.max_prim for this in (*bras, *kets)), context.block_shared - ROW_BYTES
+        most = (room - OTHER_BYTES) // (8 * WARPS) - 1
         if longest > most:
             raise MemoryLimitError(
                 f"a shell pair of {self.basis!r} may have {longest} primitive pairs, but gradients on this GPU take "

@@ -17,9 +17,10 @@ In a molecule in a plane the latter two take even and odd functions apart (`md4.
 J alone needs neither Gamma nor U (`md4.gpu.coulomb_forces`). In large molecules it is made apart from exchange.
 """
 
+from collections import Counter
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import pairwise
+from itertools import product
 from math import inf
 from typing import NamedTuple
 
@@ -31,21 +32,32 @@ from md4.gpu.coulomb_forces import CoulombBounds, CoulombForces, apart_from_exch
 from md4.gpu.dealing import Dealer
 from md4.gpu.force_planes import Plane, plane_of
 from md4.gpu.force_tasks import ForceTasks
-from md4.gpu.h_layout import BRA_TURNED, KET_ROWS
+from md4.gpu.h_layout import BRA_SINGLES, BRA_TURNED, KET_ROWS
 from md4.gpu.hermite_coulomb import first_aos
-from md4.gpu.kernels.gamma_blocks import gamma_numbers, launch_gamma, launch_gamma_of_table
+from md4.gpu.kernels.density_blocks import launch_density_blocks
+from md4.gpu.kernels.gamma_blocks import gamma_numbers, gamma_size, launch_gamma, launch_gamma_of_table
 from md4.gpu.kernels.pair_forces import launch_forces
+from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE, extent
 from md4.gpu.kernels.recurrence import launch_listed_r, launch_r
 from md4.gpu.kernels.reverse_fused import launch_reverse_fused
 from md4.gpu.kernels.reverse_lanes import launch_reverse_lanes
 from md4.gpu.kernels.reverse_sums import launch_reverse, reverse_tile
-from md4.gpu.kernels.select_kets import count_sizes, largest_norms, launch_select, packed_prims, packed_shells, tails_of
+from md4.gpu.kernels.select_kets import (
+    QuartetTable,
+    count_sizes,
+    excess_of,
+    largest_norms,
+    launch_select,
+    packed_prims,
+    packed_shells,
+    tails_of,
+)
 from md4.gpu.kernels.two_products import BEHIND, bra_form
 from md4.gpu.paths import bra_launcher
 from md4.gpu.r_layout import r_stride_of
-from md4.gpu.reverse_ways import Listed, TaskSums, Way, chunks, columns, hermite_side, part_of, parts_of
+from md4.gpu.reverse_ways import WORK, Listed, TaskSums, Way, chunks, columns, hermite_side, part_of, parts_of
 from md4.gpu.tiles import blocks_of_8
-from md4.gpu.tuning import CHUNK_BYTES
+from md4.gpu.tuning import CHUNK_BYTES, REVERSE
 from md4.plan import groups_within
 
 # Most bytes of the numbers of ket pairs, and of first quartets, of tasks that count together.
@@ -64,6 +76,10 @@ class Terms(NamedTuple):
     plane : md4.gpu.force_planes.Plane or None
     with_j : bool
         Whether a factor j is not zero.
+    blocks : tuple
+        The same densities by blocks of shells, in FP64 and in FP32 (`md4.gpu.kernels.density_blocks`).
+    single : float
+        Shell quartets are single if the bounds of their primitive quartets add up to less.
     by_table : bool
         Whether Gamma is in a table; see `md4.gpu.fitting_forces.TableTerms`.
     """
@@ -73,6 +89,8 @@ class Terms(NamedTuple):
     of_pairs: Buffer
     plane: Plane | None
     with_j: bool
+    blocks: tuple
+    single: float
 
     by_table = False
 
@@ -86,10 +104,10 @@ class Counts(NamedTuple):
 
     Attributes
     ----------
-    pairs : ndarray, shape (nlist, npair, 2)
-        For each bra pair, how many ket pairs, and the end of the last one.
-    prims : ndarray, shape (nlist, nprim)
-        For each primitive bra pair, how many primitive ket pairs.
+    pairs : ndarray, shape (nlist, npair, 3)
+        For each bra pair, how many ket pairs not in single quartets, how many in these, and the end of the last one.
+    prims : ndarray, shape (nlist, nprim, 2)
+        For each primitive bra pair, how many primitive ket pairs not in single quartets, and in these.
     of_warps : Buffer
         Of all lists; see `md4.gpu.kernels.select_kets.KetCounts`.
     first : Buffer of int64
@@ -108,6 +126,26 @@ def limit_of(way, tolerance):
     Where quartets are listed it is that of shell quartets, else none are left out.
     """
     return tolerance if way.listed else 0.0
+
+
+def single_limit(norms, coulomb, exchange, tolerance):
+    """`Terms.single`; 0 where Gamma or what is left out may be beyond the range of FP32."""
+    factors = abs(coulomb) + abs(exchange)
+    largest = factors.max(initial=0.0) * norms.max(initial=0.0) ** 2
+    in_range = largest < LARGEST_SINGLE and tolerance > 1 / LARGEST_SINGLE
+    return REVERSE.single_ratio * tolerance if in_range else 0.0
+
+
+def kind_of(table, listed, single):
+    """The part of a `QuartetTable` with those quartets that are single, or with all others."""
+    both = listed.shells, listed.quartets
+    of_shells, of_quartets = ((counts[0] if single else 0, (counts[single],)) for counts in both)
+    own = {name: getattr(table, name).part(*of_shells) for name in ("bra", "ket")}
+    own |= {name: getattr(table, name).part(*of_quartets) for name in ("ket_prims", "shells")}
+    if table.bra_prims.size:
+        own["bra_prims"] = table.bra_prims.part(*of_quartets)
+    every = table.first_quartets
+    return table._replace(first_quartets=every.part(int(single), (every.size - single,)), **own)
 
 
 def reordered(order, *arrays):
@@ -160,11 +198,12 @@ class DeviceForces(ForceTasks, CoulombBounds):
         of_j = CoulombForces(self, backend, of_each, tolerance, part, parts, found)
         if rest.any():
             here = d.part(first * size, (densities.size - first * size,))
-            terms, buffer = self.terms(backend, here, plane, *others, tolerance)
+            terms, buffers = self.terms(backend, here, plane, *others, tolerance)
             every = range(len(self.lists))
             quartets, left_out = self.add(backend, every, every, terms, found, part, parts, report, of_j, meanwhile)
             left_out += for_plane  # by each part, since nothing says that all have left it out
-            context.pool.release(buffer)
+            for buffer in buffers:
+                context.pool.release(buffer)
         elif meanwhile is not None:
             of_j.begin(None)
             meanwhile()
@@ -173,6 +212,11 @@ class DeviceForces(ForceTasks, CoulombBounds):
         if report is not None and not rest.any():
             report(self.seconds() / parts)
         return found, quartets + of_j.quartets, left_out + of_j.left_out
+
+    @cached_property
+    def extent(self):
+        """The `Extent` of the basis, or None where no quartet is single, as those of a table of Gamma."""
+        return extent(self.basis)
 
     @cached_property
     def apart(self):
@@ -190,15 +234,20 @@ class DeviceForces(ForceTasks, CoulombBounds):
         return plane_of(self.basis, pairs, self.bounds, densities, norms, coulomb, exchange, tolerance)
 
     def terms(self, backend, d, plane, norms, coulomb, exchange, tolerance):
-        """(`Terms`, a buffer to give back after them) of the densities `d` on the device, with their `block_norms`."""
-        context = backend.context
-        with_j = bool(coulomb.any())
+        """(`Terms`, buffers to give back after them) of the densities `d` on the device, with their `block_norms`."""
+        context, functions = backend.context, np.diff(self.basis.ao_loc)
+        with_j, single = bool(coulomb.any()), single_limit(norms, coulomb, exchange, tolerance)
         of_pairs = norms[:, self.shells[:, 0], self.shells[:, 1]] if with_j else np.zeros(0)
-        given = norms, largest_norms(norms), coulomb, exchange, of_pairs
+        of_aos = (np.repeat(numbers, functions) for numbers in (self.basis.ao_loc[:-1], functions))
+        given = norms, largest_norms(norms), coulomb, exchange, of_pairs, *of_aos
         buffer, arrays = context.pool.upload(given, context.stream)
-        norms, largest, j, k, of_pairs = (array.part(0, (array.size,)) for array in arrays)
+        norms, largest, j, k, of_pairs, *of_aos = (array.part(0, (array.size,)) for array in arrays)
+        room = context.pool.get(d.size + words(4 * d.size))
+        blocks, singles = room.part(0, (d.size,)), Buffer(room.pointer + 8 * d.size, (d.size,), 4, room.owner)
+        launch_density_blocks(context, d, *of_aos, blocks, singles)
+        blocks = tuple((numbers, j, k, self.basis.nao) for numbers in (blocks, singles))
         of_bounds = norms, largest, j, k, self.basis.nshell, tolerance
-        return Terms((d, j, k, self.basis.nao), of_bounds, of_pairs, plane, with_j), buffer
+        return Terms((d, j, k, self.basis.nao), of_bounds, of_pairs, plane, with_j, blocks, single), (buffer, room)
 
     def add(self, backend, bras, kets, terms, found, part, parts, report=None, of_j=None, meanwhile=None):
         """Adds the derivatives of lists `bras` with lists `kets` to those of the shells.
@@ -261,7 +310,11 @@ class DeviceForces(ForceTasks, CoulombBounds):
         """
         if self.tables is None:
             tails, every = [tails_of(bounds.own) for bounds in self.bounds], [this.pairs for this in self.lists]
-            prims = np.concatenate([packed_prims(pairs.start) for pairs in every])
+            prims = np.concatenate([
+                packed_prims(pairs.start, [excess_of(pairs.start, getattr(of, name), getattr(of_prims, name))
+                                           for name in ("own", "derivative")])
+                for pairs, of, of_prims in zip(every, self.bounds, self.of_prims)
+            ])  # fmt: skip
             own, derivative = (
                 [np.concatenate([getattr(this, name) for this in of]) for of in (self.bounds, self.of_prims)]
                 for name in ("own", "derivative")
@@ -283,12 +336,19 @@ class DeviceForces(ForceTasks, CoulombBounds):
         return task.last - task.first, int(start[task.last] - start[task.first])
 
     def limits(self, context, bras, batch, terms):
-        """For each bra list, by its number: `limit_of` it and each ket list; in device memory until the next call."""
-        ways = [[self.way(context, bra, ket, terms.plane) for ket in batch] for bra in bras]
-        limits = np.array([[limit_of(way, terms.norms[-1]) for way in of_bra] for of_bra in ways])
+        """For each bra list, by its number: `limit_of` it and each ket list, and below which bound quartets are single.
+
+        They are in device memory until the next call.
+        """
+        limits = np.zeros((len(bras), len(batch), 2))
+        for (n, bra), (m, ket) in product(enumerate(bras), enumerate(batch)):
+            way = self.way(context, bra, ket, terms.plane)
+            limits[n, m, 0] = limit_of(way, terms.norms[-1])
+            if way.singles:
+                limits[n, m, 1] = terms.single
         room, nket = context.pool.room("primitive limits", limits.size), len(batch)
         context.copy_in(room.pointer, limits)
-        return {number: room.part(nket * n, (nket,)) for n, number in enumerate(bras)}
+        return {number: room.part(2 * nket * n, (nket, 2)) for n, number in enumerate(bras)}
 
     def counted_together(self, tasks, batch, most):
         """Successive tasks, whose counts take so many bytes at most; a large task is alone."""
@@ -336,8 +396,9 @@ class DeviceForces(ForceTasks, CoulombBounds):
                     by_table=terms.by_table,
                 )  # fmt: skip
                 found = numbers[at[0] : at[0] + need[0]].reshape(nlist, -1)
-                of_pairs = found[:, : 2 * npair].reshape(nlist, npair, 2)
-                counts.append(Counts(of_pairs, found[:, 2 * npair :], own, first.part(at[2], (need[2],))))
+                of_pairs, of_prims = found[:, : 3 * npair], found[:, 3 * npair :]
+                of_pairs, of_prims = of_pairs.reshape(nlist, npair, 3), of_prims.reshape(nlist, -1, 2)
+                counts.append(Counts(of_pairs, of_prims, own, first.part(at[2], (need[2],))))
         counted = backends[0].mark()
         # while the device counts: the system gives pages at the first write
         numbers.fill(0)
@@ -348,23 +409,43 @@ class DeviceForces(ForceTasks, CoulombBounds):
         context.beside.copy_out(numbers, room.pointer)
         context.beside.copy_out(left_out, sums.pointer)
         if context.dry:  # as if all of them counted
-            for pairs, prims, *_ in counts:
+            for task, (pairs, prims, *_) in zip(tasks, counts):
                 for n, number in enumerate(batch):
-                    pairs[n], prims[n] = len(self.lists[number]), self.lists[number].pairs.nprim
+                    kinds = 1, bool(self.way(context, task.number, number, terms.plane).singles)
+                    pairs[n] = np.multiply((*kinds, 1), len(self.lists[number]))
+                    prims[n] = np.multiply(kinds, self.lists[number].pairs.nprim)
         of_tasks = [left_out[at[3] : at[3] + need[3]].reshape(2, -1).sum(axis=1) for at, need in zip(edges, needs)]
         return counts, sum(of_tasks, np.zeros(2))
 
     def way(self, context, bra, ket, plane):
         """`Way` of two lists, given by their numbers."""
-        key = bra, ket, plane
-        if key not in self.ways:
-            self.ways[key] = Way.of(context, *(self.lists[number].prepared for number in (bra, ket)), plane)
-        return self.ways[key]
+        if plane not in self.ways:
+            every = [this.prepared for this in self.lists]
+            self.ways[plane] = {} if self.extent is None else self.ways_of(context, every, plane)
+        found = self.ways[plane]
+        if (bra, ket) not in found:
+            found[bra, ket] = Way.of(context, *(self.lists[number].prepared for number in (bra, ket)), plane)
+        return found[bra, ket]
+
+    def ways_of(self, context, lists, plane):
+        """Every `Way`, by the numbers of both lists, with `singles` where these are worth the variants that they take.
+        """
+        found, both, seconds, every = {}, {}, Counter(), 0.0
+        for (n, bra), (m, ket) in product(enumerate(lists), repeat=2):
+            found[n, m] = way = Way.of(context, bra, ket, plane)
+            if way.fused:
+                both[n, m] = way.with_singles(context, self.extent, bra.facts, ket.facts)
+                every += (taken := WORK * way.work * bra.nprim * ket.nprim)
+                for variant in {plan.variant for plan in both[n, m].singles}:
+                    seconds[variant] += taken
+        least = max(REVERSE.single_seconds, REVERSE.single_share * every)
+        worth = {key: way for key, way in both.items() if all(seconds[plan.variant] >= least for plan in way.singles)}
+        return found | worth
 
     def first_width(self, task):
         """Numbers of `QuartetTable.first` and `first_quartets` of a task with a list."""
         npair, nprim = self.sizes(task)
-        return 2 * npair + nprim + 3
+        return 3 * npair + 2 * nprim + 5
 
     def launch(self, backend, task, batch, counts, terms, limits, engine, out):
         """Has a track make the derivatives of a task, (6, nprim) into `out`; how many quartets are made.
@@ -374,17 +455,17 @@ class DeviceForces(ForceTasks, CoulombBounds):
         """
         context, this, made = backend.context, self.lists[task.number].prepared[task.first : task.last], 0
         sums = {}
-        shells, width = 2 * len(this) + 2, self.first_width(task)
+        shells, width = 3 * len(this) + 3, self.first_width(task)
         numbers = np.zeros((len(batch), width), dtype=np.int64)
-        pairs, quartets = numbers[:, :shells].reshape(len(batch), -1, 2), numbers[:, shells:]
-        np.cumsum(counts.pairs[:, :, 0], axis=1, out=pairs[:, 1:, 0])
+        pairs, quartets = (part.reshape(len(batch), -1, n) for part, n in zip(np.split(numbers, [shells], 1), (3, 2)))
+        np.cumsum(counts.pairs[:, :, :2], axis=1, out=pairs[:, 1:, :2])
         np.cumsum(counts.prims, axis=1, out=quartets[:, 1:])
-        pairs[:, :-1, 1] = counts.pairs[:, :, 1]
+        pairs[:, :-1, 2] = counts.pairs[:, :, 2]
         # not in the order of the track, whose earlier tasks the host would wait for
         on_device = counts.first
         engine.beside.copy_in(on_device.pointer, numbers)
         engine.beside.stream.synchronize()
-        totals = zip(*(some.tolist() for some in (pairs[:, -1, 0], quartets[:, -1], counts.prims.max(1, initial=0))))
+        totals = zip(*(some.tolist() for some in (pairs[:, -1, :2], quartets[:, -1], counts.prims.max(1, initial=0))))
         of_list = counts.of_warps.size // len(batch)
         for n, (number, of_quartets) in enumerate(zip(batch, totals)):
             way, budget = self.way(context, task.number, number, terms.plane), engine.pool.share(CHUNK_BYTES)
@@ -392,16 +473,16 @@ class DeviceForces(ForceTasks, CoulombBounds):
                 if meeting.parity not in sums:
                     sums[meeting.parity] = TaskSums(context, part_of(this, meeting.bra), meeting.hermite)
             if way.listed:
-                first = on_device.part(width * n, (len(this) + 1, 2))
-                first_quartets = on_device.part(width * n + shells, (this.nprim + 1,))
+                first = on_device.part(width * n, (len(this) + 1, 3))
+                first_quartets = on_device.part(width * n + shells, (2 * this.nprim + 2,))
                 of_warps = counts.of_warps.part(of_list * n, (of_list,))
-                listed = Listed(*of_quartets, first, first_quartets, of_warps, limits.part(n, (1,)))
-                for ab, these in listed.slices(this, way, pairs[n, :, 0], quartets[n], budget):
+                listed = Listed(*of_quartets, first, first_quartets, of_warps, limits.part(2 * n, (1, 2)))
+                for ab, these in listed.slices(this, way, pairs[n, :, :2], quartets[n], budget):
                     self.add_lists(backend, task.number, ab, number, way, these, terms, sums)
-                made += listed.shells
+                made += sum(listed.shells)
             else:
                 made += self.add_rectangles(
-                    backend, task, this, number, way, counts.pairs[n, :, 1], terms, sums, budget
+                    backend, task, this, number, way, counts.pairs[n, :, 2], terms, sums, budget
                 )  # fmt: skip
         for n, these in enumerate(sums.values()):
             launch_forces(context, these.ab, these.hermite, these.fields(1), these.used, out, n > 0)
@@ -409,51 +490,64 @@ class DeviceForces(ForceTasks, CoulombBounds):
 
     def add_lists(self, backend, bra, ab, ket, way, listed, terms, sums):
         """Adds to Z what ket pairs give bra pairs `ab` with which they are `listed`; both lists by their numbers."""
-        context, cd, in_lanes = backend.context, self.lists[ket].prepared, way.lanes is not None
-        places = gamma_numbers(listed.shells, way.gamma, in_lanes)
-        gamma, of_gamma = context.pool.room("gamma", places[-1]), terms.gamma_of(bra, ket)
-        parts, each = way.divided(listed.most, listed.quartets)
-        fields = [sums[one.parity].fields(parts) for one in way.meetings]
+        context, in_lanes = backend.context, way.lanes is not None
         table = self.table(context, listed, not in_lanes)
         of_bra, of_ket, begins = self.bounded(context, terms)
         launch_select(
             context, self.first_pair(bra, ab.first), len(ab), ab.nprim, ab.facts.max_prim, of_bra, of_ket,
             begins.part(3 * ket, (2, 3)), listed.limit, terms.norms, terms.with_j,
-            (table[2], listed.of_warps, fields[0][0]), table, terms.by_table,
+            (table.bra, listed.of_warps, table.first), table, terms.by_table,
         )  # fmt: skip
+        for single in (False, True):
+            if listed.quartets[single]:
+                self.add_kind(backend, bra, ab, ket, way, listed, kind_of(table, listed, single), terms, sums, single)
+
+    def add_kind(self, backend, bra, ab, ket, way, listed, table, terms, sums, single):
+        """As `add_lists` for the quartets of one kind, which are in the `table`."""
+        context, cd, in_lanes = backend.context, self.lists[ket].prepared, way.lanes is not None
+        shells, quartets, most = listed.shells[single], listed.quartets[single], listed.most[single]
+        sizes = [gamma_size(one.bra, one.ket, in_lanes, single) for one in way.meetings]
+        places = gamma_numbers(shells, sizes, in_lanes)
+        gamma = context.pool.room("gamma", words(4 * places[-1]) if single else places[-1])
+        parts, each = way.divided(most, quartets)
+        fields = [sums[one.parity].fields(parts) for one in way.meetings]
         if terms.by_table:
-            launch_gamma_of_table(context, in_lanes, table[2:4], ab, cd, of_gamma, gamma)
+            of_gamma = terms.gamma_of(bra, ket)
+            launch_gamma_of_table(context, in_lanes, (table.bra, table.ket), ab, cd, of_gamma, gamma)
         else:
             aos = first_aos(context, ab, self.basis), first_aos(context, cd, self.basis)
             facts = [one[:2] for one in way.meetings]
-            launch_gamma(context, in_lanes, table[2:4], aos, ab, cd, of_gamma, gamma, facts)
+            d = terms.blocks[single]
+            launch_gamma(context, in_lanes, (table.bra, table.ket), aos, ab, cd, d, gamma, facts, single)
+        kets = table.first_quartets, table.ket_prims, table.shells
         if in_lanes:
             (meeting,), (z,), h = way.meetings, fields, cd.h(KET_ROWS).array
             launch_reverse_lanes(
-                context, backend.operator, way.lanes, ab, cd, h, gamma, meeting.hermite, table, z, parts, each
+                context, backend.operator, way.lanes, ab, cd, h, gamma, shells, meeting.hermite, kets, z, parts, each
             )  # fmt: skip
             return
-        r, of_prims = context.pool.room("r", listed.quartets * way.r), (table[5], table[4])
-        for meeting, plan, z, (first, last) in zip(way.meetings, way.fused, fields, pairwise(places)):
+        r, of_prims = context.pool.room("r", quartets * way.r), (table.ket_prims, table.bra_prims)
+        plans, form, nbytes = (way.singles, BRA_SINGLES, 4) if single else (way.fused, BRA_TURNED, 8)
+        for meeting, plan, z, first in zip(way.meetings, plans, fields, places):
             one, other, hermite = part_of(ab, meeting.bra), part_of(cd, meeting.ket), meeting.hermite
-            h = other.h(BRA_TURNED).array
+            h = other.h(form).array
             if first == 0:
                 side = hermite_side(ab, hermite)
-                launch_listed_r(context, backend.operator, other, side, of_prims, listed.quartets, r)
-            here = gamma.part(first, (last - first,))
-            launch_reverse_fused(context, plan, one, other, h, here, hermite, r, table, z, parts, each)
+                launch_listed_r(context, backend.operator, other, side, of_prims, quartets, r, single)
+            here = Buffer(gamma.pointer + nbytes * first, (1,), 8, gamma.owner)
+            launch_reverse_fused(context, plan, one, other, h, here, hermite, r, kets, z, parts, each)
 
     @staticmethod
     def table(context, listed, bra_prims):
-        """Fields of `md4.gpu.kernels.select_kets.QuartetTable`, which is to be written, with `bra_prims` or without."""
-        shells, quartets = listed.shells, listed.quartets
+        """`md4.gpu.kernels.select_kets.QuartetTable`, which is to be written, with `bra_prims` or without."""
+        shells, quartets = sum(listed.shells), sum(listed.quartets)
         counts = shells, shells, quartets if bra_prims else 0, quartets, quartets
         room = context.pool.room("quartets", sum(words(4 * count) for count in counts))
-        fields, place = [listed.first, listed.first_quartets], room.pointer
+        fields, place = [listed.first, listed.first_quartets, listed.shells[0], listed.quartets[0]], room.pointer
         for count in counts:
             fields.append(Buffer(place, (count,), 4, room.owner))
             place += 8 * words(4 * count)
-        return tuple(fields)
+        return QuartetTable(*fields)
 
     def add_rectangles(self, backend, task, this, number, way, counts, terms, sums, budget):
         """Adds to Z what all ket pairs of a list give up to the last one that counts; how many quartets these are."""

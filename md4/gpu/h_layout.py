@@ -42,6 +42,8 @@ class HForm:
         'blocks' begins with an even ordinal.
     single : bool
         Elements are floats.
+    rounded : bool
+        These are rounded to TF32.
     """
 
     layout: str
@@ -49,9 +51,10 @@ class HForm:
     rows: str = "natural"
     inner: str = "natural"
     single: bool = False
+    rounded: bool = False
 
     def __str__(self):
-        marks = ["sign" if self.sign else "", "single" if self.single else ""]
+        marks = ["sign" if self.sign else "", "single" if self.single else "", "rounded" if self.rounded else ""]
         parts = [self.layout, *marks, f"rows {self.rows}", f"inner {self.inner}"]
         return ", ".join(part for part in parts if part and not part.endswith("natural"))
 
@@ -63,6 +66,8 @@ BRA_FLAT = HForm("fragments", False)
 # Step 4, as left operand or, turned, as right operand.
 BRA_STAIRCASE = HForm("fragments", False, "staircase", "gather")
 BRA_TURNED = HForm("blocks", False, "turned", "gather")
+# The same in TF32.
+BRA_SINGLES = HForm("blocks", False, "turned", "gather", single=True, rounded=True)
 # Step 5: left operand whose rows are contiguous in the result, and right operand.
 KET_FLAT = HForm("fragments", True, "natural", "staircase")
 KET_TURNED = HForm("blocks", True, "turned", "staircase")
@@ -92,13 +97,18 @@ def form_rows(nab, form):
     return blocks_of_8(nab) if form.layout == "blocks" and not turned else panel_rows(nab, turned)
 
 
+def blocks_of_h(count, single):
+    """Blocks of 8 x 8 that so many of a primitive pair are padded to: an even number of floats, for whole copies."""
+    return (count + 1) & -2 if single else count
+
+
 def form_size(pairs, form):
     """Numbers of the H of one primitive pair of a list in a form."""
     if form.layout.startswith("by"):
         return listed_elements(form, pairs.h_class).size // 2
     if form.layout == "matrix":
         return pairs.nab * pairs.nherm
-    return blocks_of_8(pairs.nherm) * form_rows(pairs.nab, form) * 64
+    return blocks_of_h(blocks_of_8(pairs.nherm) * form_rows(pairs.nab, form), form.single) * 64
 
 
 def even(n):
@@ -167,7 +177,8 @@ def form_positions(form, facts):
         p = p + first
     else:
         rows8 = form_rows(nab, form)
-        n = np.arange(blocks_of_8(nh) * rows8 * 64)
+        blocks = blocks_of_8(nh) * rows8
+        n = np.arange(64 * blocks_of_h(blocks, form.single))
         if form.layout == "blocks":
             rows, p = (n >> 6) % rows8 * 8 + ((n >> 3) & 7), (n >> 6) // rows8 * 8 + (n & 7)
         else:
@@ -175,7 +186,8 @@ def form_positions(form, facts):
         if form.inner == "natural":
             p = p + even(first)
         else:
-            p = (gather_order if form.inner == "gather" else hermite_order)(l, first, mirror)[p]
+            order = (gather_order if form.inner == "gather" else hermite_order)(l, first, mirror)
+            p = np.append(order, np.repeat(-1, 8))[p]
         if form.rows != "natural":
             rows = row_table(facts, rows8)[rows]
     padding = (rows < 0) | (rows >= nab) | (p < first) | (p >= nherm(l))

@@ -10,9 +10,13 @@ from md4.method.mirror import part_functions, r_count
 AXIS_L = 18  # highest L whose r a lane makes axis by axis (`md4.gpu.kernels.recurrence`)
 
 
-def r_stride(l, even=False):
-    """Doubles from one quartet's r to the next: even, for 16-byte copies; the arguments are those of `r_count`."""
-    return (r_count(l, even) + 1) // 2 * 2
+def r_stride(l, even=False, single=False):
+    """Numbers from one quartet's r to the next: even, and a multiple of four floats, for 16-byte copies.
+
+    The arguments are those of `r_count`, and whether the numbers are floats, as `single` says.
+    """
+    together = 4 if single else 2
+    return -(-r_count(l, even) // together) * together
 
 
 def even_r(bra, ket):
@@ -23,9 +27,9 @@ def even_r(bra, ket):
     return bra.mirror is not None and ket.mirror is not None and bra.l + ket.l <= AXIS_L
 
 
-def r_stride_of(bra, ket):
+def r_stride_of(bra, ket, single=False):
     """`r_stride` of two `ListFacts`."""
-    return r_stride(bra.l + ket.l, even_r(bra, ket))
+    return r_stride(bra.l + ket.l, even_r(bra, ket), single)
 
 
 @cache

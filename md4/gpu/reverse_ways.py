@@ -16,7 +16,9 @@ import numpy as np
 
 from md4.gpu.buffers import Buffer
 from md4.gpu.kernels.gamma_blocks import gamma_numbers, gamma_size
-from md4.gpu.kernels.reverse_fused import NT, fused_reverse
+from md4.gpu.kernels.primitive_quartets import fits_single
+from md4.gpu.kernels.recurrence import by_axis
+from md4.gpu.kernels.reverse_fused import TF32, fused_reverse
 from md4.gpu.kernels.reverse_lanes import lane_plan
 from md4.gpu.kernels.reverse_sums import reverse_tile
 from md4.gpu.kernels.select_kets import WARPS
@@ -106,6 +108,8 @@ class Way(NamedTuple):
         Where lanes take lists of what counts.
     fused : tuple of md4.gpu.kernels.reverse_fused.FusedReverse
         The plan for each of the `meetings` where they take such lists. Without either, rectangles are taken.
+    singles : tuple of md4.gpu.kernels.reverse_fused.FusedReverse
+        Plans in TF32 besides `fused`, or none.
     meetings : tuple of Meeting
     gamma : tuple of int
         Numbers of Gamma of a shell quartet, for each of them.
@@ -115,6 +119,7 @@ class Way(NamedTuple):
 
     lanes: Any
     fused: tuple
+    singles: tuple
     meetings: tuple
     gamma: tuple
     r: int
@@ -125,29 +130,41 @@ class Way(NamedTuple):
         bra, ket = ab.facts, cd.facts
         lanes, whole = lane_plan(bra, ket, hermite_of(bra)), meetings(bra, ket, None)
         if lanes:
-            return cls(lanes, (), whole, (gamma_size(bra, ket, True),), 0)
+            return cls(lanes, (), (), whole, (gamma_size(bra, ket, True),), 0)
         found = cls.in_meetings(context, whole)
-        if plane is None:
-            return found
-        apart = cls.in_meetings(context, meetings(bra, ket, plane))
-        if found.fused and apart.fused:
+        if plane is not None:
+            apart = cls.in_meetings(context, meetings(bra, ket, plane))
             saved = (found.work - apart.work) * WORK * ab.nprim * cd.nprim
-            return apart if saved > LEAST_SAVED else found
-        return apart
+            if not (found.fused and apart.fused) or saved > LEAST_SAVED:
+                return apart
+        return found
 
     @classmethod
     def in_meetings(cls, context, every):
         """Of functions that meet so, on tensor cores."""
         fused = tuple(fused_reverse(context.unit, *one, context.block_shared) for one in every)
         gamma = tuple(gamma_size(one.bra, one.ket, False) for one in every)
-        return cls(None, () if None in fused else fused, every, gamma, r_stride_of(*every[0][1:]))
+        return cls(None, () if None in fused else fused, (), every, gamma, r_stride_of(*every[0][1:]))
+
+    def with_singles(self, context, where, bra, ket):
+        """The same with plans for `singles`, if the device has instructions for them and each of the meetings fits.
+
+        where : md4.gpu.kernels.primitive_quartets.Extent
+            Of the basis.
+        bra, ket : ListFacts
+        """
+        fits = context.unit.startswith("dmma") and by_axis(*self.meetings[0][1:]) and fits_single(where, bra, ket, 1)
+        if not fits:
+            return self
+        plans = tuple(fused_reverse(TF32, *one, context.block_shared) for one in self.meetings)
+        return self if None in plans else self._replace(singles=plans)
 
     @property
     def work(self):
         """About what `fused` takes for a primitive quartet, in products of blocks of 8."""
         return sum(
             plan.column_blocks(one.hermite) * plan.warps
-            * (WARP_WORK + NT * plan.rows_cd * (blocks_of_8(one.ket.nherm) + plan.rows_ab))
+            * (WARP_WORK + plan.nt * plan.rows_cd * (blocks_of_8(one.ket.nherm) + plan.rows_ab))
             for plan, one in zip(self.fused, self.meetings)
         )
 
@@ -172,17 +189,18 @@ class Listed(NamedTuple):
 
     Attributes
     ----------
-    shells, quartets, most : int
-        Shell quartets, primitive quartets, and the most of these that one primitive bra pair has.
+    shells, quartets, most : list of int
+        Shell quartets, primitive quartets, and the most of these that one primitive bra pair has, of those that are not
+        single and of those that are.
     first, first_quartets, of_warps : Buffer
         Of `md4.gpu.kernels.select_kets.QuartetTable` and `KetCounts`.
-    limit : Buffer
-        The bound below which primitive quartets are left out.
+    limit : Buffer, shape (1, 2)
+        The bounds below which primitive quartets are left out, and below which shell quartets are single.
     """
 
-    shells: int
-    quartets: int
-    most: int
+    shells: list
+    quartets: list
+    most: list
     first: Buffer
     first_quartets: Buffer
     of_warps: Buffer
@@ -196,27 +214,28 @@ class Listed(NamedTuple):
         ab : md4.engine.PreparedPairs
             All bra pairs.
         way : Way
-        shells, quartets : ndarray
-            The number of the first shell quartet of each of these pairs, and of the first primitive quartet of each
+        shells, quartets : ndarray, shape (n, 2)
+            The numbers of the first shell quartets of each of these pairs, and of the first primitive quartets of each
             primitive pair, and how many there are.
         """
-        if way.nbytes(self.shells, self.quartets) <= budget:
-            if self.quartets:
+        if way.nbytes(sum(self.shells), sum(self.quartets)) <= budget:
+            if any(self.quartets):
                 yield ab, self
             return
         prims, begin = ab.whole.pairs.start[ab.first : ab.first + len(ab) + 1] - ab.first_prim, 0
-        ends = way.nbytes(shells, quartets[prims])
+        ends = way.nbytes(shells.sum(axis=1), quartets[prims].sum(axis=1))
         budget = max(budget, int(np.diff(ends).max()))
         while begin < len(ab):
             end = int(np.searchsorted(ends, ends[begin] + budget, side="right")) - 1
-            (one, other), (first, last) = shells[[begin, end]].tolist(), prims[[begin, end]].tolist()
-            counts = np.diff(quartets[first : last + 1])
-            count = int(counts.sum())
-            if count:
+            first, last = prims[[begin, end]].tolist()
+            counts = np.diff(quartets[first : last + 1], axis=0)
+            if counts.any():
                 yield ab[begin:end], Listed(
-                    other - one, count, int(counts.max()), self.first.part(2 * begin, (end - begin + 1, 2)),
-                    self.first_quartets.part(first, (last - first + 1,)),
-                    self.of_warps.part(WARPS * (begin + first), (WARPS * (end - begin + last - first),)), self.limit,
+                    (shells[end] - shells[begin]).tolist(), counts.sum(axis=0).tolist(), counts.max(axis=0).tolist(),
+                    self.first.part(3 * begin, (end - begin + 1, 3)),
+                    self.first_quartets.part(2 * first, (2 * (last - first + 1),)),
+                    self.of_warps.part(2 * WARPS * (begin + first), (2 * WARPS * (end - begin + last - first),)),
+                    self.limit,
                 )  # fmt: skip
             begin = end
 

@@ -18,6 +18,7 @@ class ReverseTuning:
     most_parts: int  # blocks of threads that divide the ket pairs of a chunk among them
     few_prims: int  # primitive pairs of the bra with which a chunk takes all ket pairs where it can
     most_fused: int  # most blocks of 8 rows of U and Z that a warp keeps, two blocks of columns each
+    most_singles: int  # the same in TF32, with four blocks of columns
     most_words: int  # words that say where [q|p] is of a lane, up to which they are in registers
     ends_together: tuple  # ends of kets of few functions, those of each member in one variant, the longest ones last
     registers: tuple  # of a thread, about, beside those of U, Z and one operand: with these words, and without
@@ -30,6 +31,9 @@ class ReverseTuning:
     lane_warps: int  # most warps that share the functions p
     fused_pieces: tuple  # of lists on tensor cores: fewest primitive quartets of a piece, pieces that fill a device
     lane_pieces: tuple  # the same of a lane a quartet
+    single_ratio: float  # quartets below this many tolerances are computed in TF32; 0: none
+    single_share: float  # part of the products of all lists from which on a variant in TF32 is worth its compilation
+    single_seconds: float  # and predicted time of its products
 
     def lane_blocks(self, nbytes, doubles):
         """Warps, each with so many bytes of shared memory, that share a multiprocessor."""
@@ -46,12 +50,12 @@ class ReverseTuning:
 
 REVERSE = ReverseTuning(
     most_rows=8, most_warps=8, most_parts=16, few_prims=512, most_fused=16,
-    most_words=28, ends_together=(
+    most_singles=11, most_words=28, ends_together=(
         ((1,), (2,), (3,)), ((1, 2), (2, 2), (2, 3), (3, 3)), ((2, 3, 3), (2, 4, 5), (3, 4, 5), (4, 4, 5)),
     ),
     registers=(56, 104), least_warps=8, steps=((8, 2), (4, 2), (2, 2), (1, 2), (1, 1)),
     lane_bytes=16 << 10, lane_elements=1000, lane_doubles=40, lane_products=1000, lane_warps=5,
-    fused_pieces=(32, 6000), lane_pieces=(256, 12000),
+    fused_pieces=(32, 6000), lane_pieces=(256, 12000), single_ratio=2e4, single_share=0.005, single_seconds=1e-3,
 )  # fmt: skip
 
 # Shared memory of a block that still lets two share a multiprocessor.

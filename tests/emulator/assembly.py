@@ -109,7 +109,8 @@ class Translation:
 
     def on_mma(self, opcode, kind, operands):
         d, a, b, c = map(self.group, operands)
-        return f"{d} = m.{opcode[3]}({a}, {b}, {c})"
+        single = "single_" if kind == "f32" else ""
+        return f"{d} = m.{single}{opcode[3]}({a}, {b}, {c})"
 
     def on_mad(self, opcode, kind, operands):
         product = "{} * {}" if kind == "s32" else "({} & 0xffffffff) * ({} & 0xffffffff)"

@@ -345,6 +345,11 @@ class Machine:
     def m16n8k8(self, a, b, c):
         return self.add_product("mma.m16n8k8", a, b, c)
 
+    def single_m16n8k8(self, a, b, c):
+        """In TF32: of a and b, bits of floats, the last 13 do not count."""
+        a, b = (tuple(map(float, (np.array(x, dtype=np.int32) & -(2**13)).view(np.float32))) for x in (a, b))
+        return tuple(map(float, np.float32(self.add_product("mma.single_m16n8k8", a, b, c))))
+
     def add_product(self, operation, a, b, c):
         """The lane's elements of C + A B."""
         products = self.exchange(operation, (a, b), products_by_lane)

@@ -1,5 +1,6 @@
 """Gradients of molecules in a plane on the emulated GPU: as on the CPU, for densities with the symmetry and without."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -8,8 +9,9 @@ from emulator import running
 from nuclear_forces import symmetric
 
 import md4
-from md4.gpu import force_planes, reverse_ways
+from md4.gpu import force_planes, forces, reverse_ways
 from md4.gpu.force_planes import mixed_bound, plane_of
+from md4.gpu.tuning import REVERSE
 from md4.method.mirror import ao_parities, between_parities
 from md4.shells.schwarz import block_norms
 
@@ -86,6 +88,18 @@ def test_some_classes_apart(monkeypatch):
     parities = {tuple(one.parity for one in way.meetings) for way in kept if way.fused}
     assert {(None,), (0, 1)} <= parities
     assert any(way.lanes for way in kept)
+
+
+@pytest.mark.parametrize("mixed", [0.0, 1.0])
+def test_singles(mixed, monkeypatch):
+    """Even and odd functions apart in TF32, with r without its odd elements."""
+    monkeypatch.setattr(reverse_ways, "lane_plan", lambda *_: None)
+    monkeypatch.setattr(reverse_ways, "LEAST_SAVED", -np.inf)
+    tuning = replace(REVERSE, single_ratio=1e28, single_share=0.0, single_seconds=0.0)
+    monkeypatch.setattr(forces, "REVERSE", tuning)
+    basis = basis_in_plane((1, 1))
+    ours, right, _ = both(basis, density(basis, 0, mixed), 1e-25)
+    assert 2**-18 < abs(ours - right).max() / abs(right).max() < 2**-8
 
 
 @pytest.mark.parametrize("size, apart", [(1e-15, False), (1e-11, True)])

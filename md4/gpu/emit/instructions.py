@@ -7,6 +7,7 @@ loads for so much code that it does not unroll the loops in which [p|q] is gathe
 """
 
 from functools import cache
+from itertools import pairwise
 
 from llvmlite import ir
 from numba.cuda import types
@@ -15,6 +16,7 @@ from numba.cuda.extending import intrinsic
 from md4.gpu.emit.values import (
     DOUBLE,
     FLOAT,
+    FP32,
     FP64,
     I32,
     I64,
@@ -291,7 +293,7 @@ def copy_async(to, source, live=None, to_offset=0, from_offset=0, filled=None, n
         Bytes after them.
     filled : Value, optional
         Of so many bytes (i32); the others are zeros.
-    nbytes : {16, 8}
+    nbytes : {16, 8, 4}
     """
     operands = [to, source, *([] if filled is None else [filled])]
     constraints = ["r", "l", "r"][: len(operands)]
@@ -325,10 +327,15 @@ def copy_pair(to, source):
     copy_async(to, source)
 
 
-@word(None, i32, i64)
-def copy_number(to, source):
-    """The thread starts to copy 8 bytes from a global address to shared memory."""
-    copy_async(to, source, nbytes=8)
+@cache
+def make_copy_number(nbytes):
+    """Intrinsic (to, source): the thread starts to copy 4 or 8 bytes from a global address to shared memory."""
+
+    @word(None, i32, i64)
+    def copy_number(to, source):
+        copy_async(to, source, nbytes=nbytes)
+
+    return copy_number
 
 
 @cache
@@ -453,6 +460,29 @@ def mma(shape, c, a, b):
 def mma_16x8x8(c, a, b):
     """c += a b on one fragment, one instruction (compute capability 9.0)."""
     return mma("m16n8k8", c, a, b)
+
+
+def mma_tf32(c, a, b):
+    """c += a b on one fragment in TF32, sums in FP32, one instruction (from 8.0); a and b are 32-bit integers.
+
+    TF32 is a float with 10 bits behind the point: of a and b the device reads no more.
+    """
+    ends = pairwise((0, 4, 8, 10, 14))
+    names = ("{" + ",".join(f"${n}" for n in range(first, end)) + "}" for first, end in ends)
+    text = f"mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {', '.join(names)};"
+    sums = [b[0].of(llvm_value(FLOAT, x)) for x in c]
+    return call_asm([FLOAT] * 4, [*a, *b, *sums], text, ",".join(["=f"] * 4 + ["r"] * 6 + ["f"] * 4))
+
+
+def rounded_to_tf32(value):
+    """32 bits: a real number rounded to TF32, halves away from zero, and 13 bits behind it that do not count."""
+    value = value if value.llvm.type == FLOAT else value.narrowed(FP32)
+    return value.bits + (1 << 12)
+
+
+def float_of_tf32(bits):
+    """The float that TF32 reads of 32 bits."""
+    return (bits & -(1 << 13)).float
 
 
 def mma_8x8x4(c, a, b):

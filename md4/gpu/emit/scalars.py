@@ -4,13 +4,17 @@ from md4.gpu.emit.instructions import (
     GLOBAL,
     add_double,
     address_plus,
+    float_of_tf32,
     global_number,
     load,
+    rounded_to_tf32,
     shared_int,
     shared_real,
     store,
 )
-from md4.gpu.emit.values import INT, OPEN, f64, i32, i64, tuple_of, word
+from md4.gpu.emit.values import FP32, INT, OPEN, f64, i32, i64, tuple_of, word
+
+f32 = FP32.numba
 
 
 @word(f64, i32)
@@ -65,6 +69,31 @@ def store_at(address, value):
 def add_at(address, value):
     """Atomic addition to the double of global memory at an address."""
     add_double(address, value)
+
+
+@word(f32, i32)
+def load_shared_float(address):
+    """The float at a shared address."""
+    return shared_real(address, 0, FP32)
+
+
+@word(None, i64, f32)
+def store_tf32_at(address, value):
+    """Writes a float, rounded to TF32, to global memory at an address."""
+    store(address, [float_of_tf32(rounded_to_tf32(value))], space=GLOBAL)
+
+
+@word(None, i64, f32)
+def add_tf32_at(address, value):
+    """Adds a float to that of global memory at an address, which this thread has written, and rounds it to TF32."""
+    (before,) = load("global", address, kind=FP32)
+    store(address, [float_of_tf32(rounded_to_tf32(before + value))], space=GLOBAL)
+
+
+@word(f32, f64)
+def round_to_tf32(value):
+    """A double as a float that TF32 has."""
+    return float_of_tf32(rounded_to_tf32(value))
 
 
 @word(i64, i64, i32, i64)

@@ -13,6 +13,8 @@ comes out, a right operand of the next product.
 A tile of `rows8` blocks of 8 rows and `nt` blocks of 8 columns has H on the left, in `rows8 / 2` x `nt` fragments. A
 turned tile has H on the right: its rows are on the side of a fragment that is 8 wide, in `nt / 2` x `rows8` fragments.
 Either way the operand that is not H has two doubles of a lane for each block of columns, in 8 x 8 blocks [column][k].
+
+Turned tiles may be `single`: then they are in FP32 and both operands in TF32, four bytes a number, in the same layout.
 """
 
 from dataclasses import dataclass
@@ -24,17 +26,30 @@ from md4.gpu.emit.instructions import (
     load,
     mma_16x8x8,
     mma_by_halves,
+    mma_tf32,
     shared_int,
     shared_real,
     shared_vector,
 )
-from md4.gpu.emit.values import FP64, INT, OPEN, first_case, i32, i64, repeat, select, tuple_of, word
+from md4.gpu.emit.values import (
+    FP64,
+    INT,
+    OPEN,
+    first_case,
+    i32,
+    i64,
+    precision_of,
+    repeat,
+    select,
+    tuple_of,
+    word,
+)
 from md4.gpu.tiles import reach_levels
 
 
-def tile_kind(rows8, nt):
+def tile_kind(rows8, nt, single=False):
     """Numba type of a tile."""
-    return tuple_of(FP64, 2 * rows8 * nt)
+    return tuple_of(precision_of(single), 2 * rows8 * nt)
 
 
 @dataclass(frozen=True)
@@ -103,7 +118,7 @@ def by_levels(c, reach, step, count, multiply):
 
 
 def by_number(number, cases, make):
-    """The doubles make(case) of the case of a `number` from 0 on, in code of their own.
+    """The real numbers make(case) of the case of a `number` from 0 on, in code of their own.
 
     Successive cases that are equal share it.
     """
@@ -117,14 +132,19 @@ def block_of_8(address, j):
     return shared_vector(address, 512 * j)
 
 
-def tile_products(rows8, nt, wide, turned, right=block_of_8):
+def single_block_of_8(address, j):
+    """As `block_of_8`, of floats, as integers."""
+    return load("shared", address, 256 * j, INT, 2)
+
+
+def tile_products(rows8, nt, wide, turned, right=block_of_8, single=False):
     """(multiply, blocks): multiply(c, address, operand, n) adds the products of the first n of `blocks` pieces of H.
 
     `address` is the lane's place in H in shared memory. Pieces are fragments of 16 rows, 1024 bytes [k half][lane][row
     half], or, for a turned tile, blocks of 8 rows, which right(address, j) loads. `wide`: m16n8k8 instructions, else
     m8n8k4.
     """
-    mma = mma_16x8x8 if wide else mma_by_halves
+    mma = mma_tf32 if single else mma_16x8x8 if wide else mma_by_halves
 
     def by_fragments(c, address, b, count):
         for i in range(count):
@@ -198,10 +218,11 @@ def make_staircase_products(rows8, nt, wide, turned, ahead, same=1):
 
 
 @cache
-def make_load_words(nt, steps):
+def make_load_words(nt, steps, single=False):
     """Intrinsic (words, column, ncol, count, lane) -> the lane's words of `nt` column fragments from `column` on.
 
-    Columns beyond `ncol`, which is below 2^31, take those of the last one, and so do steps beyond `count`.
+    Columns beyond `ncol`, which is below 2^31, take those of the last one, and so do steps beyond `count`. If `single`,
+    with the offsets of floats in place of those of doubles.
     """
 
     @word(tuple_of(INT, nt * steps), OPEN, *[i64] * 4)
@@ -211,7 +232,8 @@ def make_load_words(nt, steps):
             c = (column + j).i32
             here = base + select(c < ncol.i32, c, ncol.i32 - 1).u64 * 128
             for k in range(steps):
-                values.append(global_int(here))
+                # both offsets in it are multiples of 8
+                values.append(global_int(here) >> int(single))
                 here = here + select(count > k + 1, ncol * 128, 0)
         return values
 
@@ -219,12 +241,14 @@ def make_load_words(nt, steps):
 
 
 @cache
-def make_known_products(rows8, nt, wide, cases):
+def make_known_products(rows8, nt, wide, cases, single=False):
     """As `make_staircase_products` of a turned tile, in code without loops, for each of several known `ends`.
 
     (tile, words, panel, r, case) -> tile, with the words of `make_load_words`.
     """
-    tile, (multiply, blocks), most = tile_kind(rows8, nt), tile_products(rows8, nt, wide, True), cases[-1][-1]
+    tile, most, right = tile_kind(rows8, nt, single), cases[-1][-1], single_block_of_8 if single else block_of_8
+    (multiply, blocks), step = tile_products(rows8, nt, wide, True, right, single), (256 if single else 512) * rows8
+    number = shared_int if single else shared_real
 
     @word(tile, tile, tuple_of(INT, nt * most), i32, i32, i32)
     def known_products(c, words, panel, r, case):
@@ -233,8 +257,8 @@ def make_known_products(rows8, nt, wide, cases):
             for k in range(ends[-1]):
                 level = next(level for level, end in zip(reach_levels(blocks), ends) if k < end)
                 both = words[k::most]
-                b = [shared_real(r + offset) for this in both for offset in (this & 65535, this >> 16)]
-                sums = multiply(sums, panel + 512 * rows8 * k, b, level)
+                b = [number(r + offset) for this in both for offset in (this & 65535, this >> 16)]
+                sums = multiply(sums, panel + step * k, b, level)
             return sums
 
         return by_number(case, cases, products)

@@ -10,8 +10,10 @@ from operator import mul
 from md4.gpu.emit.instructions import (
     GLOBAL,
     add_to_shared,
+    float_of_tf32,
     global_after,
     local_double,
+    rounded_to_tf32,
     shared_real,
     shared_vector,
     store,
@@ -125,26 +127,28 @@ def make_add_r(l):
 
 
 @cache
-def make_write_row(count, stride):
+def make_write_row(count, stride, single=False):
     """Intrinsic (address, array, first, lane): `count` doubles of shared memory at `address` to array[first:].
 
-    A warp's lanes take successive ones; `address` and `first` are the lane's own. A row of `stride` = count + 1 ends in
-    a zero, so that whoever copies all of it reads nothing that nobody wrote.
+    A warp's lanes take successive ones; `address` and `first` are the lane's own. A row of a `stride` above the count
+    ends in zeros, so that whoever copies all of it reads nothing that nobody wrote. If `single`, the array has floats
+    rounded to TF32.
     """
     rounds, rest = divmod(count, 32)
+    size, written = (4, lambda value: float_of_tf32(rounded_to_tf32(value))) if single else (8, lambda value: value)
 
     @word(None, i32, OPEN, i64, i64)
     def write_row(address, array, first, lane):
-        target = array.at(first)
+        target = array.at(first, size)
         values = [shared_real(address, 256 * n) for n in range(rounds)]
         for n, value in enumerate(values):
-            store(target, [value], 256 * n, GLOBAL)
+            store(target, [written(value)], 32 * size * n, GLOBAL)
         if rest:
             with when(lane < rest):
-                store(target, [shared_real(address, 256 * rounds)], 256 * rounds, GLOBAL)
+                store(target, [written(shared_real(address, 256 * rounds))], 32 * size * rounds, GLOBAL)
         if stride > count:
-            with when(lane.equals(rest)):
-                store(target, [0.0], 256 * rounds, GLOBAL)
+            with when(lane < rest + stride - count), when(lane >= rest):
+                store(target, [lane.i32 * 0 if single else 0.0], 32 * size * rounds, GLOBAL)
 
     return write_row
 

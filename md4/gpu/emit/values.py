@@ -180,6 +180,11 @@ class Value:
         return self.of(self.builder.bitcast(self.llvm, I32))
 
     @property
+    def float(self):
+        """The float that has the bits of a 32-bit integer."""
+        return self.of(self.builder.bitcast(self.llvm, FLOAT))
+
+    @property
     def f64(self):
         """A real number as a double."""
         return self if self.llvm.type == DOUBLE else self.of(self.builder.fpext(self.llvm, DOUBLE))
@@ -235,7 +240,7 @@ def when(condition):
 
 
 def first_case(builder, cases):
-    """The doubles of the first of several cases whose condition holds.
+    """The real numbers of the first of several cases whose condition holds.
 
     `cases` are functions (condition, numbers) that write code and return it; the condition of the last one is None.
     Python numbers may be among the doubles.
@@ -251,10 +256,11 @@ def first_case(builder, cases):
         if condition is not None:
             builder.position_at_end(further)
     builder.position_at_end(after)
-    merged = [builder.phi(DOUBLE) for _ in found[0][0]]
+    kinds = [next((x.llvm.type for x in same if isinstance(x, Value)), DOUBLE) for same in zip(*(v for v, _ in found))]
+    merged = [builder.phi(kind) for kind in kinds]
     for values, block in found:
         for phi, value in zip(merged, values, strict=True):
-            phi.add_incoming(llvm_value(DOUBLE, value), block)
+            phi.add_incoming(llvm_value(phi.type, value), block)
     return [Value(builder, phi) for phi in merged]
 
 

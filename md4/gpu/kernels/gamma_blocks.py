@@ -2,16 +2,27 @@
 
 Primitive quartets of a shell quartet have the same Gamma, so it is made once. A block of threads brings the blocks of a
 density that some quartets need to shared memory, two for J and four for exchange, and makes Gamma of them from there.
-Where Gamma is in a table already, it is brought into the same order.
+In memory the numbers of each block of two shells follow each other (`md4.gpu.kernels.density_blocks`). For quartets in
+TF32 it makes all of that in FP32. Where Gamma is in a table already, it is brought into the same order.
 """
 
 from itertools import accumulate
 from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, I32, cuda, i32, i64, jit_device, types, u64
-from md4.gpu.emit.instructions import address_of, commit_copies, copy_number, make_wait_copies, shared_address
-from md4.gpu.emit.scalars import add_at, address_at, load_shared, load_shared_int, quotient, store_at
+from md4.gpu.device_code import F64, I32, cuda, f32, f64, i32, i64, jit_device, types, u64
+from md4.gpu.emit.instructions import address_of, commit_copies, make_copy_number, make_wait_copies, shared_address
+from md4.gpu.emit.scalars import (
+    add_at,
+    add_tf32_at,
+    address_at,
+    load_shared,
+    load_shared_float,
+    load_shared_int,
+    quotient,
+    store_at,
+    store_tf32_at,
+)
 from md4.gpu.kernels.gamma_table import GammaTable
 from md4.gpu.kernels.groups import levels_of
 from md4.gpu.kernels.reverse_sums import Densities, FunctionPairs
@@ -49,25 +60,27 @@ class ShellQuartets(NamedTuple):
 
 
 def density_place(n, na, nb, nc, nd):
-    """Of the n-th number of the blocks ab, cd, ac, bd, ad, bc: both shells, row and column (device function)."""
-    left, right, width = i64(0), i64(1), nb
+    """Of the n-th number of the blocks ab, cd, ac, bd, ad, bc: both shells, functions of the first, and which it is.
+
+    A device function.
+    """
+    left, right, rows = i64(0), i64(1), na
     if n >= na * nb:
         n -= na * nb
-        left, right, width = i64(2), i64(3), nd
+        left, right, rows = i64(2), i64(3), nc
         if n >= nc * nd:
             n -= nc * nd
-            left, right, width = i64(0), i64(2), nc
+            left, right, rows = i64(0), i64(2), na
             if n >= na * nc:
                 n -= na * nc
-                left, right, width = i64(1), i64(3), nd
+                left, right, rows = i64(1), i64(3), nb
                 if n >= nb * nd:
                     n -= nb * nd
-                    left, right, width = i64(0), i64(3), nd
+                    left, right, rows = i64(0), i64(3), na
                     if n >= na * nd:
                         n -= na * nd
-                        left, right, width = i64(1), i64(2), nc
-    row = quotient(n, width)
-    return left, right, row, n - row * width
+                        left, right, rows = i64(1), i64(2), nb
+    return left, right, rows, n
 
 
 def tile_place(quartet, size):
@@ -75,19 +88,19 @@ def tile_place(quartet, size):
     return (quartet >> 5) * (TILE * size) + (quartet & (TILE - 1))
 
 
-def places_of(na, nb, nc, nd):
-    """Bytes from the block ab in shared memory to the blocks cd, ac, bd, ad and bc (device function)."""
-    cd = 8 * na * nb
-    ac = cd + 8 * nc * nd
-    bd = ac + 8 * na * nc
-    ad = bd + 8 * nb * nd
-    return cd, ac, bd, ad, ad + 8 * na * nd
+def places_of(na, nb, nc, nd, nbytes):
+    """Bytes in shared memory from the block ab to cd, ac, bd, ad and bc, `nbytes` a number (device function)."""
+    cd = nbytes * na * nb
+    ac = cd + nbytes * nc * nd
+    bd = ac + nbytes * na * nc
+    ad = bd + nbytes * nb * nd
+    return cd, ac, bd, ad, ad + nbytes * na * nd
 
 
-def size_of_blocks(functions):
-    """Numbers of a quartet (device function)."""
+def size_of_blocks(functions, together):
+    """Numbers of a quartet, a multiple of so many (device function)."""
     nrow, columns = functions.rows.size, functions.columns
-    return (nrow * columns + 1) & -2 if columns <= 8 else nrow * ((columns + 7) & -8)
+    return (nrow * columns + together - 1) & -together if columns <= 8 else nrow * ((columns + 7) & -8)
 
 
 def function_in_blocks(functions, n):
@@ -100,24 +113,42 @@ def function_in_blocks(functions, n):
     return row, i64(functions.order[u64(min(column, functions.columns - 1))]), factor
 
 
-def gamma_blocks(side_by_side):
+def make_value_of(load):
+    """Device function: Gamma of a density without weight, from places of its blocks after the shared address `here`."""
+
+    def value_of(here, ab_at, cd_at, ac_at, bd_at, ad_at, bc_at, of_j, of_k):
+        value = load(i32(here + ac_at)) * load(i32(here + bd_at))
+        value = of_k * (value + load(i32(here + ad_at)) * load(i32(here + bc_at)))
+        if of_j != 0:
+            value += of_j * (load(i32(here + ab_at)) * load(i32(here + cd_at)))
+        return value
+
+    return jit_device(value_of)
+
+
+def gamma_blocks(side_by_side, single=False):
     """Kernel factory: Gamma as blocks of cd, [quartet][block][ab][8 cd], or in tiles of quartets `side_by_side`.
 
     In blocks there are the functions `even`, and those that are `odd` for all quartets behind them, from the number
     `behind` on; all count as even where they are not apart. Several blocks are filled up by zeros. One has only what
-    there is, and a zero where that is an odd number, since 16 bytes are copied at once. Side by side there are all ab
-    and cd, and zeros for one quartet more; a tile is [cd][ab][32 quartets].
+    there is, and zeros up to whole 16 bytes, which are copied at once; if `single`, numbers are floats rounded to TF32.
+    Side by side there are all ab and cd, and zeros for one quartet more; a tile is [cd][ab][32 quartets].
     """
     block_place, in_tile, more = jit_device(density_place), jit_device(tile_place), 1 if side_by_side else 0
     places, wait = jit_device(places_of), make_wait_copies(0)
     size_of, function_at = jit_device(size_of_blocks), jit_device(function_in_blocks)
+    real, nbytes = (f32, 4) if single else (f64, 8)
+    store, add, load = (
+        (store_tf32_at, add_tf32_at, load_shared_float) if single else (store_at, add_at, load_shared)
+    )  # fmt: skip
+    copy, value_of = make_copy_number(nbytes), make_value_of(load)
 
     def kernel(
         quartets: ShellQuartets, group: i64, size: i64, bra: FunctionPairs, ket: FunctionPairs, densities: Densities,
         even: Functions, odd: Functions, behind: i64, out: F64,
     ):  # fmt: skip
         d, aos = cuda.shared.array(0, types.float64), cuda.shared.array((GROUP, 4), types.int32)
-        weights = cuda.shared.array(GROUP, types.float64)
+        weights = cuda.shared.array(GROUP, real)
         tid, first, nao = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x) * group, densities.nao
         na, nb, nc, nd = bra.na, bra.nb, ket.na, ket.nb
         nab, ncd, count = na * nb, nc * nd, quartets.bra.size
@@ -128,10 +159,11 @@ def gamma_blocks(side_by_side):
             a, b, c, e = bra.aos[ab, 0], bra.aos[ab, 1], ket.aos[kl, 0], ket.aos[kl, 1]
             own = u64(tid)
             aos[own, 0], aos[own, 1], aos[own, 2], aos[own, 3] = a, b, c, e
-            weights[own] = (1.0 if a == b else 2.0) * (1.0 if c == e else 2.0) if first + tid < count else 0.0
-        row_bytes = i32(8 * nao)
+            weight = (1.0 if a == b else 2.0) * (1.0 if c == e else 2.0) if first + tid < count else 0.0
+            weights[own] = real(weight)
+        row_bytes = i32(nbytes * nao)
         d_at, aos_at, weights_at = i32(shared_address(d)), i32(shared_address(aos)), i32(shared_address(weights))
-        of_cd, of_ac, of_bd, of_ad, of_bc = places(na, nb, nc, nd)
+        of_cd, of_ac, of_bd, of_ad, of_bc = places(na, nb, nc, nd, nbytes)
         for s in range(densities.coulomb.size):
             cuda.syncthreads()
             j, half_k = densities.coulomb[s], -0.5 * densities.exchange[s]
@@ -143,14 +175,14 @@ def gamma_blocks(side_by_side):
             own = quotient(tid, step)
             n += tid - own * step
             while own < together and n < last:
-                left, right, row, column = block_place(n, na, nb, nc, nd)
-                source = address_of(densities.numbers, (s * nao + row) * nao + column)
-                to = i32(d_at + 8 * (own * size + n))
+                left, right, rows, place = block_place(n, na, nb, nc, nd)
+                source = address_of(densities.numbers, i64(0)) + nbytes * (s * nao * nao + place)
+                to, of_right = i32(d_at + nbytes * (own * size + n)), nbytes * rows
                 left, right, end = i32(aos_at + 16 * own + 4 * left), 4 * i32(right - left), i32(aos_at + 16 * many)
                 while left < end:
                     of_row = address_at(source, load_shared_int(left), row_bytes)
-                    copy_number(to, address_at(of_row, load_shared_int(i32(left + right)), 8))
-                    left, to = i32(left + 16 * together), i32(to + 8 * size * together)
+                    copy(to, address_at(of_row, load_shared_int(i32(left + right)), of_right))
+                    left, to = i32(left + 16 * together), i32(to + nbytes * size * together)
                 n += step
             commit_copies()
             wait()
@@ -198,12 +230,12 @@ def gamma_blocks(side_by_side):
                             b_left, ac_at = i32(nb), i32(ac_at + row_bc)
                             bc_at, bd_at = i32(bc_at - all_bc), i32(bd_at - all_bd)
             else:
-                blocks, more_blocks = size_of(even), size_of(odd)
+                blocks, more_blocks = size_of(even, 16 // nbytes), size_of(odd, 16 // nbytes)
                 every = blocks + more_blocks
                 step = min(every, i64(THREADS))
                 together = quotient(i64(THREADS), step)
                 own = quotient(tid, step)
-                n, step_bytes, step_weights = tid - own * step, i32(8 * size * together), i32(8 * together)
+                n, step_bytes, step_weights = tid - own * step, i32(nbytes * size * together), i32(nbytes * together)
                 while own < together and n < every:
                     if n < blocks:
                         row, column, factor = function_at(even, n)
@@ -212,23 +244,21 @@ def gamma_blocks(side_by_side):
                         row, column, factor = function_at(odd, n - blocks)
                         place, count_of = behind + (first + own) * more_blocks + n - blocks, more_blocks
                     a, c = quotient(row, nb), quotient(column, nd)
-                    b, e, here = row - a * nb, column - c * nd, i32(d_at + 8 * size * own)
-                    of_j, of_k = factor * j, factor * half_k
-                    ab_at, cd_at = i32(8 * row), i32(of_cd + 8 * column)
-                    ac_at, bd_at = i32(of_ac + 8 * (a * nc + c)), i32(of_bd + 8 * (b * nd + e))
-                    ad_at, bc_at = i32(of_ad + 8 * (a * nd + e)), i32(of_bc + 8 * (b * nc + c))
-                    weight_at, end = i32(weights_at + 8 * own), i32(weights_at + 8 * many)
-                    to, next_number = address_of(out, place), 8 * together * count_of
+                    b, e, here = row - a * nb, column - c * nd, i32(d_at + nbytes * size * own)
+                    of_j, of_k = real(factor * j), real(factor * half_k)
+                    ab_at, cd_at = i32(nbytes * row), i32(of_cd + nbytes * column)
+                    ac_at, bd_at = i32(of_ac + nbytes * (a * nc + c)), i32(of_bd + nbytes * (b * nd + e))
+                    ad_at, bc_at = i32(of_ad + nbytes * (a * nd + e)), i32(of_bc + nbytes * (b * nc + c))
+                    weight_at, end = i32(weights_at + nbytes * own), i32(weights_at + nbytes * many)
+                    to, next_number = address_of(out, i64(0)) + nbytes * place, nbytes * together * count_of
+                    # a loop for the first density, in which nothing is added
+                    while s == 0 and weight_at < end:
+                        value = value_of(here, ab_at, cd_at, ac_at, bd_at, ad_at, bc_at, of_j, of_k)
+                        store(to, value * load(weight_at))
+                        here, to, weight_at = i32(here + step_bytes), to + next_number, i32(weight_at + step_weights)
                     while weight_at < end:
-                        value = load_shared(i32(here + ac_at)) * load_shared(i32(here + bd_at))
-                        value = of_k * (value + load_shared(i32(here + ad_at)) * load_shared(i32(here + bc_at)))
-                        if with_j:
-                            value += of_j * (load_shared(i32(here + ab_at)) * load_shared(i32(here + cd_at)))
-                        value *= load_shared(weight_at)
-                        if s == 0:
-                            store_at(to, value)
-                        else:
-                            add_at(to, value)
+                        value = value_of(here, ab_at, cd_at, ac_at, bd_at, ad_at, bc_at, of_j, of_k)
+                        add(to, value * load(weight_at))
                         here, to, weight_at = i32(here + step_bytes), to + next_number, i32(weight_at + step_weights)
                     n += step
 
@@ -269,11 +299,12 @@ def gamma_of_table(side_by_side):
 # launcher
 
 
-def gamma_size(bra, ket, side_by_side):
-    """Numbers of a shell quartet for `ListFacts` of both sides."""
+def gamma_size(bra, ket, side_by_side, single=False):
+    """Numbers of a shell quartet for `ListFacts` of both sides; floats if `single`."""
     if side_by_side:
         return bra.nab * ket.nab
-    return bra.nab * 8 * blocks_of_8(ket.nab) if ket.nab > 8 else bra.nab * ket.nab + 1 & -2
+    together = 4 if single else 2
+    return bra.nab * 8 * blocks_of_8(ket.nab) if ket.nab > 8 else -(-bra.nab * ket.nab // together) * together
 
 
 def gamma_numbers(count, sizes, side_by_side):
@@ -292,23 +323,27 @@ def functions_of(context, bra, ket):
     return context.table(whole_rows, bra.h_class), columns, ket.nab
 
 
-def launch_gamma(context, side_by_side, quartets, aos, ab, cd, densities, out, facts=None):
+def launch_gamma(context, side_by_side, quartets, aos, ab, cd, densities, out, facts=None, single=False):
     """Gamma of shell quartets of two lists into `out`; arguments as those of the kernel and of `launch_reverse`.
 
     facts : list of tuple of ListFacts, optional
         Those of bra and ket of the even and of the odd functions where they are apart.
+    single : bool
+        Whether numbers are floats rounded to TF32; not side by side.
     """
     bra, ket, count = ab.facts, cd.facts, quartets[0].size + side_by_side
     # one more where it is even, so that quartets side by side are in different banks
     size = bra.nab + ket.nab + (bra.na + bra.nb) * (ket.na + ket.nb) | 1
-    group = max(1, min(GROUP, GROUP_BYTES // (8 * size)))
+    nbytes = 4 if single else 8
+    group = max(1, min(GROUP, GROUP_BYTES // (nbytes * size)))
     if side_by_side:
         group = 1 << group.bit_length() - 1  # no block begins within a sector of another's
     even, *odd = facts or [(bra, ket)]
     one = functions_of(context, *even)
-    behind = gamma_numbers(quartets[0].size, [gamma_size(*even, False)], False)[1]
+    behind = gamma_numbers(quartets[0].size, [gamma_size(*even, False, single)], False)[1]
+    variant = Variant(gamma_blocks, (False, True) if single else (side_by_side,))
     context.launch(
-        Variant(gamma_blocks, (side_by_side,)), -(-count // group), THREADS, 8 * size * group, quartets, group, size,
+        variant, -(-count // group), THREADS, nbytes * size * group, quartets, group, size,
         (aos[0], ab.first, bra.na, bra.nb), (aos[1], cd.first, ket.na, ket.nb), densities, one,
         functions_of(context, *odd[0]) if odd else (*one[:2], 0), behind, out,
     )  # fmt: skip

@@ -11,6 +11,7 @@ import numpy as np
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F32, F64, I32, I64, cuda, i64, jit_device, types
+from md4.gpu.emit.scalars import round_to_tf32
 from md4.gpu.h_layout import form_positions, form_size, row_bits
 from md4.gpu.kernels.groups import Records
 from md4.gpu.pair_layout import EXPONENTS, FROM_A, FROM_B, RECORD
@@ -125,8 +126,11 @@ def make_e_coefficients(threads):
     return jit_device(e_coefficients)
 
 
-def h_matrices(single=False, derived=False):
-    """Kernel factory; all sizes are run-time numbers. `single`: elements are floats. `derived`: rows of derivatives."""
+def h_matrices(single=False, derived=False, rounded=False):
+    """Kernel factory; all sizes are run-time numbers.
+
+    `single`: elements are floats, `rounded` to TF32 or not. `derived`: rows of derivatives.
+    """
     e_coefficients, element_of, up = make_e_coefficients(THREADS), make_element(derived), int(derived)
     threads, numbers = THREADS, F32 if single else F64
 
@@ -159,7 +163,7 @@ def h_matrices(single=False, derived=False):
                 value *= pairs.numbers[record + RECORD + ca] * pairs.numbers[record + RECORD + of_a.nctr + cb]
                 if positions.sign and (pz + py + px) & 1:
                     value = -value
-            out[target + n * positions.stride] = value
+            out[target + n * positions.stride] = round_to_tf32(value) if rounded else value
             n += parts * threads
 
     return Kernel(kernel)
@@ -195,7 +199,8 @@ def launch_h(context, pairs, nprim, records, form, places, stride, out):
     parts = max(1, min(FEW // nprim, size // (4 * THREADS)))
     element, triples = context.table(form_positions, form, pairs.h_class), context.table(packed_triples, pairs.l)
     derived = bool(pairs.derivatives)
-    variant = Variant(h_matrices, (form.single, True) if derived else (True,) if form.single else ())
+    facts = (form.single, derived, True) if form.rounded else (form.single, True) if derived else (True,)
+    variant = Variant(h_matrices, facts if form.single or derived else ())
     context.launch(
         variant, nprim * parts, THREADS, e_bytes(pairs),
         Records(records, RECORD + pairs.nctr_a + pairs.nctr_b), components(context, pairs.la, pairs.pure, pairs.nctr_a),

@@ -254,7 +254,7 @@ def has_range_of_single(where):
     )  # fmt: skip
 
 
-def fits_single(where, bra, ket):
+def fits_single(where, bra, ket, more=0):
     """Whether nothing overflows FP32, or is lost by underflow, in the quartets of two lists.
 
     Parameters
@@ -262,11 +262,13 @@ def fits_single(where, bra, ket):
     where : Extent
         Of their basis.
     bra, ket : ListFacts
+    more : int
+        By how much the degree of r is larger than that of the quartets.
     """
     (least_p, largest_p), (least_q, largest_q) = (
         np.add(where.exponents[pairs.la], where.exponents[pairs.lb]) for pairs in (bra, ket)
     )
-    most = largest_single_exponent(bra.l + ket.l)
+    most = largest_single_exponent(bra.l + ket.l + more)
     return bool(
         where.distance <= LARGEST_SINGLE_DISTANCE and min(largest_p, largest_q) <= most
         and LEAST_SINGLE_EXPONENT <= min(least_p, least_q) and max(largest_p, largest_q) <= LARGEST_SINGLE_EXPONENT

@@ -104,16 +104,19 @@ def r_in_registers(l, kind, even=False):
 def r_by_axis(l, kind, even=False):
     """Kernel factory for middle L: a lane a quartet, r axis by axis; the warp's r is put in order in shared memory.
 
-    `axis` is the mirror axis of `even` r.
+    `axis` is the mirror axis of `even` r. If `single`, r is written as floats rounded to TF32.
     """
     separation, zeros_upto, make_r = make_separation(), make_zeros_upto(kind, l), make_r_by_axis(l, even)
     lanes, count, stride = lanes_of_a_warp(l, even), r_count(l, even), r_stride(l, even)
     row, write_row, any_counts = count | 1, make_write_row(count, stride), make_any_counts(lanes)
+    single_stride = r_stride(l, even, True)
+    write_single_row = make_write_row(count, single_stride, True)
     by_axes = jit_device(separation_in_plane if even else separation_by_axes)
 
     def kernel(
-        quartets: PrimitiveQuartets, owners: Owners, limits: Limits, operator: OperatorArguments, axis: i64, r: F64
-    ):
+        quartets: PrimitiveQuartets, owners: Owners, limits: Limits, operator: OperatorArguments, axis: i64, r: F64,
+        single: types.boolean,
+    ):  # fmt: skip
         stage = shared_address(cuda.shared.array(0, types.float64))
         lane, first = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x) * lanes
         if not any_counts(quartets, owners, limits, first):
@@ -123,8 +126,15 @@ def r_by_axis(l, kind, even=False):
             r0, r1, r2 = by_axes(s, axis)
             make_r(zeros_upto(s, operator), r0, r1, r2, i32(stage + lane * (8 * row)))
         cuda.syncwarp()
-        place, target = i32(stage + 8 * lane), first * stride + lane
-        for _ in range(min(i64(lanes), quartets.count - first)):
+        place, left = i32(stage + 8 * lane), min(i64(lanes), quartets.count - first)
+        if single:
+            target = first * single_stride + lane
+            for _ in range(left):
+                write_single_row(place, r, target, lane)
+                place, target = i32(place + 8 * row), target + single_stride
+            return
+        target = first * stride + lane
+        for _ in range(left):
             write_row(place, r, target, lane)
             place, target = i32(place + 8 * row), target + stride
 
@@ -215,22 +225,29 @@ def r_launcher(context, kind, parameter, l, axis):
     variant = Variant(factory, (l, kind, True) if even else (l, kind))
     arguments = operator_arguments(context, kind, parameter)
 
-    def launch(context, quartets, ab, cd, limits, r):
+    def launch(context, quartets, ab, cd, limits, r, single=False):
         count = quartets[-1]
         if count:
-            blocks = -(-count // together)
-            context.launch(variant, blocks, threads, shared, quartets, owners(ab, cd), limits, arguments, extra, r)
+            blocks, more = -(-count // together), (single,) if factory is r_by_axis else ()
+            context.launch(
+                variant, blocks, threads, shared, quartets, owners(ab, cd), limits, arguments, extra, r, *more
+            )  # fmt: skip
 
     return launch
 
 
-def launch_listed_r(context, operator, ab, cd, table, count, r):
+def launch_listed_r(context, operator, ab, cd, table, count, r, single):
     """r of `count` primitive quartets, whose primitive pairs of both lists are in `table`, a pair of buffers.
 
-    As `launch_r`.
+    As `launch_r`; if `single`, as floats rounded to TF32, of an L that a lane makes `by_axis`.
     """
     launch = context.fixed(r_launcher, operator.kind, operator.parameter, *upto(ab.facts, cd.facts))
-    launch(context, (records(ab), records(cd), 0, 0, 0, *table, count), ab, cd, NO_LIMITS, r)
+    launch(context, (records(ab), records(cd), 0, 0, 0, *table, count), ab, cd, NO_LIMITS, r, single)
+
+
+def by_axis(bra, ket):
+    """Whether a lane makes r of two `ListFacts` axis by axis."""
+    return REGISTERS_L < bra.l + ket.l <= AXIS_L
 
 
 def launch_r(context, operator, ab, cd, r, limits):

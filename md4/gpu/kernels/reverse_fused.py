@@ -12,6 +12,9 @@ Their H, their r and Gamma of their shell quartets come to shared memory: a warp
 and every so many blocks of Gamma. With two `slots` this is begun one step ahead.
 The words that say where [q|p] is in r (`md4.gpu.gather_words`) stay in registers, or in shared memory. Kets of few
 functions, whose H has unlike staircases, share a variant, which has code for each of them.
+
+Quartets whose bounds are small are taken by variants for the unit `TF32`: H, r, Gamma and U have 10 bits behind the
+point there, sums are in FP32, and Z in memory is in FP64 as ever.
 """
 
 from functools import cache
@@ -26,7 +29,9 @@ from md4.gpu.emit.instructions import (
     make_copies,
     make_empty,
     make_wait_copies,
+    rounded_to_tf32,
     shared_address,
+    shared_int,
     shared_real,
 )
 from md4.gpu.emit.scalars import address_at, quotient
@@ -36,12 +41,14 @@ from md4.gpu.emit.tile_products import (
     make_known_products,
     make_load_words,
     make_staircase_products,
+    single_block_of_8,
     tile_kind,
     tile_products,
 )
+from md4.gpu.emit.values import FP32, FP64, precision_of, word
 from md4.gpu.emit.values import i32 as INT32
-from md4.gpu.emit.values import word
 from md4.gpu.gather_words import all_words, words_of
+from md4.gpu.h_layout import blocks_of_h
 from md4.gpu.kernels.gamma_blocks import gamma_size
 from md4.gpu.kernels.groups import Levels, Panel, levels_of
 from md4.gpu.kernels.reverse_sums import ReverseSums, make_add_tile
@@ -50,13 +57,13 @@ from md4.gpu.staircases import level_ends
 from md4.gpu.tiles import blocks_of_8, turned_split
 from md4.gpu.tuning import REVERSE, SHARED_BYTES
 
-# Blocks of 8 columns of a warp.
-NT = 2
+# The unit of quartets with small bounds.
+TF32 = "tf32"
 
 
 class KetPrimitives(NamedTuple):
-    """The primitive quartets of a chunk: `first_quartets`, `ket_prims` and `shells` of
-    `md4.gpu.kernels.select_kets.QuartetTable`."""
+    """The primitive quartets of a chunk, of one kind: `first_quartets` from the first one of that kind on, `ket_prims`
+    and `shells` of `md4.gpu.kernels.select_kets.QuartetTable`."""
 
     first: I64
     numbers: I32
@@ -71,32 +78,44 @@ class R(NamedTuple):
 
 
 @cache
-def make_second_product(rows_cd, rows_ab, wide):
+def make_second_product(rows_cd, rows_ab, nt, unit):
     """Intrinsic (Z, U, address, row_bytes) -> Z + Gamma U, all turned tiles.
 
     Gamma is in shared memory, the lane's place in it at `address`, in blocks of 8 cd [block of cd][ab][cd]. A row ab
-    has `row_bytes`: 64, or where one block has fewer than 8 cd, as many as these take. What a lane reads behind its row
-    is finite, and U of such cd is zero.
+    has the bytes of 8 numbers, or where one block has fewer than 8 cd, `row_bytes`, as many as these take. What a lane
+    reads behind its row is finite, and U of such cd is zero.
     """
-    z_tile, u_tile = tile_kind(rows_ab, NT), tile_kind(rows_cd, NT)
+    single, block_bytes = unit == TF32, 64 * number_bytes(unit)
+    z_tile, u_tile = tile_kind(rows_ab, nt, single), tile_kind(rows_cd, nt, single)
+    of_blocks = single_block_of_8 if single else block_of_8
 
     @word(z_tile, z_tile, u_tile, INT32, INT32)
     def second_product(z, u, address, row_bytes):
         def packed(address, j):
             here = address + row_bytes * (8 * j)
+            if single:
+                return [shared_int(here), shared_int(here + 4)]
             return [shared_real(here), shared_real(here, 8)]
 
-        multiply, blocks = tile_products(rows_ab, NT, wide, True, block_of_8 if rows_cd > 1 else packed)
+        right = of_blocks if rows_cd > 1 else packed
+        multiply, blocks = tile_products(rows_ab, nt, unit == "dmma16", True, right, single)
         for j in range(rows_cd):
-            z = multiply(z, address + 512 * rows_ab * j, u[4 * j : 4 * j + 4], blocks)
+            left = [x for i in range(j, nt // 2 * rows_cd, rows_cd) for x in u[4 * i : 4 * i + 4]]
+            left = list(map(rounded_to_tf32, left)) if single else left
+            z = multiply(z, address + block_bytes * rows_ab * j, left, blocks)
         return z
 
     return second_product
 
 
+def number_bytes(unit):
+    """Bytes of a number of H, r and Gamma."""
+    return (FP32 if unit == TF32 else FP64).bytes
+
+
 def quartets_of(kets, own, part, each):
     """(first, end) of the quartets of a primitive bra pair of a chunk, of which a part has `each` (device function)."""
-    first, end = kets.first[own] - kets.first[0], kets.first[own + 1] - kets.first[0]
+    first, end = kets.first[2 * own] - kets.first[0], kets.first[2 * own + 2] - kets.first[0]
     return first + part * each, min(end, first + (part + 1) * each)
 
 
@@ -139,7 +158,7 @@ def block_of(most):
 def copy_pieces(to, source, panel_bytes, pieces, prim, together, count, warp, warps):
     """Starts to copy the panels of `count` primitive pairs: of their pieces a warp takes every `warps`-th.
 
-    A device function. `prim` is the primitive pair of each lane; a piece has 64 numbers, the lane's are at `source` in
+    A device function. `prim` is the primitive pair of each lane; a piece has 512 bytes, the lane's are at `source` in
     the first panel of all, and come to the shared address `to`.
     """
     k, piece = i32(0), warp
@@ -155,13 +174,14 @@ def copy_pieces(to, source, panel_bytes, pieces, prim, together, count, warp, wa
             to, here, piece = i32(to + 512 * warps), address_at(here, warps, 512), i32(piece + warps)
 
 
-def make_copy_panels(rows_cd, most, cases):
-    """Device function: as `copy_pieces`, where a panel has `rows_cd` pieces for each step of one of the `cases`.
+def make_copy_panels(rows_cd, most, cases, unit):
+    """Device function: as `copy_pieces`, where a panel has `rows_cd` blocks for each step of one of the `cases`.
 
     A warp takes whole panels, in code without loops, unless half of the warps or more would have none.
     """
-    by_pieces = jit_device(copy_pieces)
-    copies = make_copies(rows_cd * cases[-1][-1], 512, rows_cd * cases[0][-1])
+    by_pieces, pieces_of = jit_device(copy_pieces), number_bytes(unit)
+    least, largest = (-(-rows_cd * case[-1] * pieces_of // 8) for case in (cases[0], cases[-1]))
+    copies = make_copies(largest, 512, least)
 
     def panels(to, source, panel_bytes, pieces, prim, together, count, warp, warps):
         k, to, step = warp, i32(to + warp * panel_bytes), i32(warps * panel_bytes)
@@ -180,7 +200,7 @@ def make_copy_panels(rows_cd, most, cases):
     return jit_device(panels if most == 1 else either)
 
 
-def make_fetch(rows_cd, rows_ab, most, cases):
+def make_fetch(rows_cd, rows_ab, most, cases, unit):
     """Device function: the threads start to copy what a step needs of `count` primitive quartets from n on.
 
     That is H and r to the shared address `at`, where there is room for `together` panels of `panel_size` numbers, and r
@@ -188,20 +208,20 @@ def make_fetch(rows_cd, rows_ab, most, cases):
     `prim` and `shells` are the primitive ket pair and the shell quartet of each lane, and `bits` those of `look`. The
     panels are those of one of the `cases`, if there are any.
     """
-    run, place = jit_device(copy_run), block_of(most)
-    panels = make_copy_panels(rows_cd, most, cases) if cases else jit_device(copy_pieces)
-    row_blocks = make_copies(rows_ab, 512)
+    run, place, number = jit_device(copy_run), block_of(most), number_bytes(unit)
+    panels = make_copy_panels(rows_cd, most, cases, unit) if cases else jit_device(copy_pieces)
+    gamma_step, row_blocks = 64 * number * rows_ab, make_copies(-(-rows_ab * number // 8), 512)
 
     def fetch(at, of_gamma, panel, panel_size, together, prim, r, n, count, gamma, block, shells, bits):
         tid, (warp, warps) = i32(cuda.threadIdx.x), place()
-        lane, panel_bytes, r_bytes = i32(tid & 31), i32(8 * panel_size), i32(8 * r.stride)
+        lane, panel_bytes, r_bytes = i32(tid & 31), i32(number * panel_size), i32(number * r.stride)
         source = address_at(address_of(r.numbers, i64(2 * tid)), n, r_bytes)
         run(i32(at + together * panel_bytes + 16 * tid), source, i32(count * r_bytes) >> 4, tid, i32(32 * warps))
-        to, source, pieces = i32(at + 16 * lane), address_of(panel.h, i64(2 * lane)), i32(panel.steps * rows_cd)
+        to, source, pieces = i32(at + 16 * lane), address_of(panel.h, i64(2 * lane)), i32(panel_bytes >> 9)
         panels(to, source, panel_bytes, pieces, prim, together, count, warp, warps)
         # of the blocks of 8 cd of the shell quartets, a warp takes every `warps`-th
-        turn, to, pieces = warp, i32(of_gamma + 16 * lane), i32(((block >> 1) - lane + 31) >> 5)
-        of_all, shell_bytes = address_of(gamma, i64(2 * lane)), 8 * rows_cd * block
+        turn, to, pieces = warp, i32(of_gamma + 16 * lane), i32(((number * block >> 4) - lane + 31) >> 5)
+        of_all, shell_bytes = address_of(gamma, i64(2 * lane)), number * rows_cd * block
         while bits != 0:
             # the lane of the lowest bit, the first of a shell quartet
             shell = cuda.shfl_sync(-1, shells, cuda.popc(i32((bits & -bits) - 1)))
@@ -210,29 +230,31 @@ def make_fetch(rows_cd, rows_ab, most, cases):
                 if turn == 0:
                     turn = warps
                     row_blocks(to, source, pieces)
-                turn, source, to = i32(turn - 1), source + 8 * block, i32(to + 512 * rows_ab)
+                turn, source, to = i32(turn - 1), source + number * block, i32(to + gamma_step)
         commit_copies()
 
     return jit_device(fetch)
 
 
-def reverse_fused(rows_cd, rows_ab, most, slots, blocks, ends, unit):
-    """Kernel factory: 8 `rows_cd` and 8 `rows_ab` rows; see above for `slots`.
+def reverse_fused(rows_cd, rows_ab, nt, most, slots, blocks, ends, unit):
+    """Kernel factory: 8 `rows_cd` and 8 `rows_ab` rows, 8 `nt` columns of a warp; see above for `slots`.
 
     A block of threads has up to `most` warps. With `ends`, the last of `ends_together`, the first product is code
     without loops, and the words that say where [q|p] is are in registers; without, they are in shared memory.
     """
-    wide, size, cases = unit == "dmma16", 64 * rows_cd * rows_ab, ends_together(ends) if ends else ()
+    wide, single, number, size = unit == "dmma16", unit == TF32, number_bytes(unit), 64 * rows_cd * rows_ab
+    cases, precision = ends_together(ends) if ends else (), precision_of(single)
     if ends:
-        load_words, known_product = make_load_words(NT, ends[-1]), make_known_products(rows_cd, NT, wide, cases)
+        load_words = make_load_words(nt, ends[-1], single)
+        known_product = make_known_products(rows_cd, nt, wide, cases, single)
     else:
-        first_product = make_staircase_products(rows_cd, NT, wide, True, True)
+        first_product = make_staircase_products(rows_cd, nt, wide, True, True)
     known = bool(ends)
-    second_product = make_second_product(rows_cd, rows_ab, wide)
-    empty_u, empty_z, add_tile = make_empty(2 * rows_cd * NT), make_empty(2 * rows_ab * NT), make_add_tile(rows_ab, NT)
-    column_state, run, look_at = make_column_state(NT, False), jit_device(copy_run), jit_device(look)
-    fetch, quartets, wait = make_fetch(rows_cd, rows_ab, most, cases), jit_device(quartets_of), make_wait_copies(0)
-    of_block = block_of(most)
+    second_product, add_tile = make_second_product(rows_cd, rows_ab, nt, unit), make_add_tile(rows_ab, nt, single)
+    empty_u, empty_z = (make_empty(2 * rows * nt, precision) for rows in (rows_cd, rows_ab))
+    column_state, run, look_at = make_column_state(nt, False), jit_device(copy_run), jit_device(look)
+    fetch, quartets = make_fetch(rows_cd, rows_ab, most, cases, unit), jit_device(quartets_of)
+    of_block, wait, blocks_in_panel = block_of(most), make_wait_copies(0), jit_device(blocks_of_h)
 
     def kernel(
         kets: KetPrimitives, panel: Panel, levels: Levels, r: R, words: F64, np8: i64,
@@ -240,24 +262,24 @@ def reverse_fused(rows_cd, rows_ab, most, slots, blocks, ends, unit):
         column_blocks: i64, together: i64, case: i64,
     ):  # fmt: skip
         shared = cuda.shared.array(0, f64)
-        tid, number, (warp, warps) = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x), of_block()
+        tid, place, (warp, warps) = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x), of_block()
         lane, threads = tid & 31, i64(32 * warps)
-        rest = quotient(number, column_blocks)
-        own, column_block = quotient(rest, parts), number - rest * column_blocks
+        rest = quotient(place, column_blocks)
+        own, column_block = quotient(rest, parts), place - rest * column_blocks
         part = rest - own * parts
         n, behind = quartets(kets, own, part, each)
         if n >= behind:
             return
         n, left = i32(n), i32(behind - n)
         # shared memory: Gamma, words, then H and r of each slot
-        panel_size, base = panel.steps * (rows_cd * 64), shared_address(shared)
-        words_first, words_size = slots * together * size, 0 if known else np8 * panel.steps * 16
-        ring, slot_size = base + 8 * (words_first + words_size), 8 * together * (panel_size + r.stride)
+        panel_size, base = 64 * blocks_in_panel(panel.steps * rows_cd, single), shared_address(shared)
+        words_first, words_size = (number * slots * together * size) >> 3, 0 if known else np8 * panel.steps * 16
+        ring, slot_size = base + 8 * (words_first + words_size), number * together * (panel_size + r.stride)
         row = tid
         while row < words_first:
             shared[row] = 0.0
             row += threads
-        column = (column_block * warps + warp) * NT
+        column = (column_block * warps + warp) * nt
         if known:
             own_words = load_words(words, column, np8, panel.steps, lane)
         else:
@@ -267,7 +289,7 @@ def reverse_fused(rows_cd, rows_ab, most, slots, blocks, ends, unit):
         cuda.syncthreads()
         steps = i32(together)
         tile, slot, count = empty_z(), i64(0), min(steps, left)
-        of_lane = i32(row_bytes * (lane >> 2) + 16 * (lane & 3))
+        of_lane = i32(row_bytes * (lane >> 2) + 2 * number * (lane & 3))
         shells, prim_kl, bits = look_at(kets, n, count)
         next_shells, next_prim_kl, next_bits = shells, prim_kl, bits
         if slots == 2:
@@ -282,8 +304,8 @@ def reverse_fused(rows_cd, rows_ab, most, slots, blocks, ends, unit):
                 cuda.syncthreads()
                 if following > 0:
                     fetch(
-                        ring + (1 - slot) * slot_size, base + 8 * (1 - slot) * (together * size), panel, panel_size,
-                        steps, next_prim_kl, r, n, following, gamma, block, next_shells, next_bits,
+                        ring + (1 - slot) * slot_size, base + number * (1 - slot) * (together * size), panel,
+                        panel_size, steps, next_prim_kl, r, n, following, gamma, block, next_shells, next_bits,
                     )  # fmt: skip
             else:
                 cuda.syncthreads()
@@ -292,9 +314,10 @@ def reverse_fused(rows_cd, rows_ab, most, slots, blocks, ends, unit):
                 )  # fmt: skip
                 wait()
                 cuda.syncthreads()
-            here, of_gamma = ring + slot * slot_size + 16 * lane, base + 8 * slot * (together * size) + of_lane
+            here = ring + slot * slot_size + 2 * number * lane
+            of_gamma = base + number * slot * (together * size) + of_lane
             here, of_gamma, later = i32(here), i32(of_gamma), i32(bits >> 1)
-            r_here = i32(ring + slot * slot_size + together * 8 * panel_size)
+            r_here = i32(ring + slot * slot_size + together * number * panel_size)
             while count > 0:
                 # the primitive quartets of a shell quartet
                 u, more = empty_u(), True
@@ -306,10 +329,11 @@ def reverse_fused(rows_cd, rows_ab, most, slots, blocks, ends, unit):
                             u, here, rows_cd * 512, i32(base + 8 * words_first + 4 * lane), np8 * 128, r_here,
                             state, levels.ends, panel.steps,
                         )  # fmt: skip
-                    here, r_here, count = i32(here + 8 * panel_size), i32(r_here + 8 * r.stride), i32(count - 1)
+                    here, r_here = i32(here + number * panel_size), i32(r_here + number * r.stride)
+                    count = i32(count - 1)
                     more, later = count > 0 and later & 1 == 0, i32(later >> 1)
                 tile = second_product(tile, u, of_gamma, i32(row_bytes))
-                of_gamma = i32(of_gamma + 8 * size)
+                of_gamma = i32(of_gamma + number * size)
             if slots == 2:
                 slot = 1 - slot
             count, shells, prim_kl, bits = following, next_shells, next_prim_kl, next_bits
@@ -331,18 +355,25 @@ class FusedReverse(NamedTuple):
 
     rows_cd: int
     rows_ab: int
+    nt: int
     most: int
     slots: int
     blocks: int
     ends: tuple
+    unit: str
     warps: int
     together: int
     shared: int
     case: int
 
+    @property
+    def variant(self):
+        """The facts of the variant."""
+        return self[:8]
+
     def column_blocks(self, hermite):
         """Blocks of threads for the Hermite functions of the bra."""
-        return -(-blocks_of_8(hermite.nherm) // (NT * self.warps))
+        return -(-blocks_of_8(hermite.nherm) // (self.nt * self.warps))
 
 
 def ends_together(ends):
@@ -351,42 +382,50 @@ def ends_together(ends):
     return next((several for several in REVERSE.ends_together if ends in several), (ends,))
 
 
-def shared_bytes(bra, ket, hermite, known, together):
+def shared_bytes(unit, bra, ket, hermite, known, together):
     """Bytes of shared memory: the words, unless they are `known`, and for each slot Gamma, H and r of a step."""
-    rows_ab, rows_cd = blocks_of_8(bra.nab), blocks_of_8(ket.nab)
+    rows_ab, rows_cd, single = blocks_of_8(bra.nab), blocks_of_8(ket.nab), unit == TF32
     steps, np8 = blocks_of_8(ket.nherm), blocks_of_8(hermite.nherm)
-    quartet = 64 * rows_ab * rows_cd + 64 * steps * rows_cd + r_stride_of(ket, hermite)
-    return 0 if known else 128 * np8 * steps, 8 * together * quartet
+    quartet = 64 * rows_ab * rows_cd + blocks_of_h(rows_cd * steps, single) * 64 + r_stride_of(ket, hermite, single)
+    return 0 if known else 128 * np8 * steps, number_bytes(unit) * together * quartet
 
 
 @cache
 def fused_reverse(unit, bra, ket, hermite, room):
     """`FusedReverse` for `ListFacts` of the bra, the ket, and the Hermite functions of the bra; None if none fits.
 
-    `room`: the bytes of shared memory that a block may have.
+    `room`: the bytes of shared memory that a block may have. In `TF32` a warp has four blocks of columns, if there are
+    more than two, as it reads less H and Gamma for each; and few variants have to do for all classes.
     """
-    rows_ab, rows_cd, np8 = blocks_of_8(bra.nab), blocks_of_8(ket.nab), blocks_of_8(hermite.nherm)
-    if turned_split(ket.nab)[0] > 1 or rows_ab + rows_cd > REVERSE.most_fused:
+    single, np8 = unit == TF32, blocks_of_8(hermite.nherm)
+    nt = 4 if single and np8 > 2 else 2
+
+    rows_ab, rows_cd = blocks_of_8(bra.nab), blocks_of_8(ket.nab)
+    if turned_split(ket.nab)[0] > 1 or rows_ab + rows_cd > (REVERSE.most_singles if single else REVERSE.most_fused):
         return None
-    warps = min(REVERSE.most_warps, -(-np8 // NT))
-    most, words, ends, case = max(3, warps) if warps > 1 else 1, 0, (), 0
-    if NT * blocks_of_8(ket.nherm) <= REVERSE.most_words:
+    warps = min(REVERSE.most_warps, -(-np8 // nt))
+    most = max(4, warps) if single else max(3, warps) if warps > 1 else 1
+    words, ends, case = 0, (), 0
+    if nt * blocks_of_8(ket.nherm) <= REVERSE.most_words * (2 if single else 1):
         own = tuple(level_ends(ket.h_class, rows_cd, 1).tolist())
         several = ends_together(own)
         ends, case = several[-1], several.index(own)
-        words = NT * ends[-1]
-    blocks = REVERSE.blocks(2 * NT * (rows_ab + rows_cd + 1), words, most)
-    for together, slots in REVERSE.steps:
+        words = nt * ends[-1]
+    if single and not ends:
+        return None
+    blocks = REVERSE.blocks(2 * nt * (rows_ab + rows_cd + 1) * number_bytes(unit) // 8, words, most)
+    for together, slots in REVERSE.steps[: -1 if single else None]:
         least = blocks * most // warps * warps
         least = min(REVERSE.least_warps, least) if together == 1 else least
-        fixed, slot = shared_bytes(bra, ket, hermite, bool(ends), together)
+        fixed, slot = shared_bytes(unit, bra, ket, hermite, bool(ends), together)
         shared = fixed + slots * slot
         if shared <= room and 2 * SHARED_BYTES // shared * warps >= least:
-            return FusedReverse(rows_cd, rows_ab, most, slots, blocks, ends, warps, together, shared, case)
+            facts = rows_cd, rows_ab, nt, most, slots, blocks, ends, unit
+            return FusedReverse(*facts, warps, together, shared, case)
     return None
 
 
-def launch_reverse_fused(context, plan, ab, cd, h, gamma, hermite, r, table, z, parts, each):
+def launch_reverse_fused(context, plan, ab, cd, h, gamma, hermite, r, kets, z, parts, each):
     """Adds what the listed primitive quartets give the bra pairs `ab` to Z.
 
     Parameters
@@ -395,26 +434,24 @@ def launch_reverse_fused(context, plan, ab, cd, h, gamma, hermite, r, table, z, 
     ab, cd : md4.engine.PreparedPairs
         A slice of the bra list, and the ket list.
     h : Buffer
-        H of the ket list in the form `md4.gpu.h_layout.BRA_TURNED`.
+        H of the ket list in the form `md4.gpu.h_layout.BRA_TURNED`, or `BRA_SINGLES` in `TF32`.
     gamma : Buffer
         Of the shell quartets, one after the other.
     hermite : ListFacts
         The Hermite functions of the bra.
     r : Buffer
         Of the primitive quartets.
-    table, z : tuple
-        Fields of `md4.gpu.kernels.select_kets.QuartetTable` and `ReverseSums`.
+    kets, z : tuple
+        Fields of `KetPrimitives` and `ReverseSums`.
     parts, each : int
         Among how many blocks the quartets of a primitive bra pair are divided, and how many each takes.
     """
-    bra, ket, np8 = ab.facts, cd.facts, blocks_of_8(hermite.nherm)
-    column_blocks, (_, first, *_, numbers, shells) = plan.column_blocks(hermite), table
+    bra, ket, np8, single = ab.facts, cd.facts, blocks_of_8(hermite.nherm), plan.unit == TF32
+    column_blocks = plan.column_blocks(hermite)
     context.launch(
-        Variant(reverse_fused, (*plan[:6], context.unit)), column_blocks * parts * ab.nprim, 32 * plan.warps,
-        plan.shared,
-        (first, numbers, shells), (h, plan.rows_cd, blocks_of_8(ket.nherm)),
-        levels_of(context, ket, plan.rows_cd, True),
-        (r, r_stride_of(ket, hermite)), context.table(all_words, *words_of(ket, hermite)), np8, gamma,
-        gamma_size(bra, ket, False) // plan.rows_cd, 8 * min(8, ket.nab),
+        Variant(reverse_fused, plan.variant), column_blocks * parts * ab.nprim, 32 * plan.warps, plan.shared,
+        kets, (h, plan.rows_cd, blocks_of_8(ket.nherm)), levels_of(context, ket, plan.rows_cd, True),
+        (r, r_stride_of(ket, hermite, single)), context.table(all_words, *words_of(ket, hermite)), np8, gamma,
+        gamma_size(bra, ket, False, single) // plan.rows_cd, number_bytes(plan.unit) * min(8, ket.nab),
         z, ab.first_prim, parts, each, column_blocks, plan.together, plan.case,
     )  # fmt: skip

@@ -236,7 +236,7 @@ def lane_plan(bra, ket, hermite):
     return LanePlan(-(-hermite.nherm // warps), warps) if warps <= REVERSE.lane_warps else None
 
 
-def launch_reverse_lanes(context, operator, plan, ab, cd, h, gamma, hermite, table, z, parts, each):
+def launch_reverse_lanes(context, operator, plan, ab, cd, h, gamma, shells, hermite, kets, z, parts, each):
     """Adds what the listed primitive quartets give the bra pairs `ab` to Z.
 
     Parameters
@@ -249,22 +249,24 @@ def launch_reverse_lanes(context, operator, plan, ab, cd, h, gamma, hermite, tab
         H of the ket list in the form `md4.gpu.h_layout.KET_ROWS`.
     gamma : Buffer
         Of the shell quartets, side by side in tiles.
+    shells : int
+        How many shell quartets there are.
     hermite : ListFacts
         The Hermite functions of the bra.
-    table, z : tuple
-        Fields of `md4.gpu.kernels.select_kets.QuartetTable` and `ReverseSums`.
+    kets, z : tuple
+        Fields of `md4.gpu.kernels.reverse_fused.KetPrimitives` and `ReverseSums`.
     parts, each : int
         As for `md4.gpu.kernels.reverse_fused.launch_reverse_fused`.
     """
-    bra, ket, l, (_, first, of_quartets, *_, numbers, shells) = ab.facts, cd.facts, hermite.l, table
+    bra, ket, l = ab.facts, cd.facts, hermite.l
     of_ket = ket.la, ket.lb, ket.pure, ket.structure[-1]
     variant = Variant(reverse_lanes, (bra.nab, *plan, *of_ket, l, hermite.first, operator.kind))
     offsets = context.table(column_offsets, l, hermite.first, ket.l, plan.chunk)
     signs = context.table(column_signs, l, hermite.first)
     context.launch(
         variant, parts * ab.nprim, 32 * plan.warps, plan.warps * lane_set_bytes(nherm(l + ket.l) | 1),
-        (ab.data.records, ab.data.width), ab.first_prim, (first, numbers, shells),
-        ((cd.data.records, cd.data.width), h, ket.nctr_a, ket.nctr_b), gamma, of_quartets.size,
+        (ab.data.records, ab.data.width), ab.first_prim, kets,
+        ((cd.data.records, cd.data.width), h, ket.nctr_a, ket.nctr_b), gamma, shells,
         operator_arguments(context, operator.kind, operator.parameter),
         (offsets, signs, nherm(ket.l), hermite.nherm, blocks_of_8(hermite.nherm)), z, parts, each,
     )  # fmt: skip

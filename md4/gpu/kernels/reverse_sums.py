@@ -122,14 +122,14 @@ def make_load_columns(nt):
 
 
 @cache
-def make_add_tile(rows8, nt):
-    """Intrinsic (tile, array, first, stride, columns): adds a turned tile to Z.
+def make_add_tile(rows8, nt, single=False):
+    """Intrinsic (tile, array, first, stride, columns): adds a turned tile, which may be `single`, to Z.
 
     Row n of block of columns j is added to array[first + j stride + 8 n], for j < `columns`.
     """
     lane = Lane(rows8, nt, turned=True)
 
-    @word(None, tile_kind(rows8, nt), OPEN, *[i64] * 3)
+    @word(None, tile_kind(rows8, nt, single), OPEN, *[i64] * 3)
     def add_tile(c, array, first, stride, columns):
         base, step = array.at(first), stride * 8
         for column in lane.columns:
@@ -138,7 +138,7 @@ def make_add_tile(rows8, nt):
             for row in lane.rows:
                 live = columns, j
                 (old,) = load("global", here, 64 * row, live=live)
-                store_if(here, [old + c[lane.index(row, column)]], live, offset=64 * row)
+                store_if(here, [old + c[lane.index(row, column)].f64], live, offset=64 * row)
 
     return add_tile
 

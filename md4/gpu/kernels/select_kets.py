@@ -7,7 +7,8 @@ ket pair (`md4.shells.schwarz.GradientBounds`) and the norms |D| of blocks,
 
 Where Gamma is read from a table, the norm of its block is in place of the sum, and F are without factors f. Of a
 quartet that counts, primitive quartets are left out for which the same with F' and F of primitive pairs is below a
-`limit`.
+limit. Quartets are `single` if this bound is below another limit, after factors by which the bounds of the primitive
+pairs of bra and ket may add up to more than that of the pair: they are listed apart, behind all others.
 
 First the kernel counts, for each bra pair and each ket list, the ket pairs, and for each primitive bra pair, the
 primitive ket pairs, and adds up the bounds of what does not count, and their squares. Bounds of the ket pairs of a list
@@ -18,9 +19,9 @@ those of each bra pair together, and the primitive quartets, those of each primi
 order of the ket pairs that a warp takes, and one warp after the other.
 
 A block takes a bra pair with one list after the other, and each of its warps 32 ket pairs at a time, whose primitive
-pairs are divided among the lanes, unless each has one only. In shared memory each warp has a number of each primitive
-bra pair: how many primitive ket pairs it has found, or in the second pass where the next one goes. A warp lists what it
-finds behind what the warps before it find.
+pairs are divided among the lanes, unless each has one only. In shared memory each warp has two numbers of each
+primitive bra pair, of quartets that are not single and of those that are: how many primitive ket pairs it has found, or
+in the second pass where the next one goes. A warp lists what it finds behind what the warps before it find.
 """
 
 from typing import NamedTuple
@@ -28,7 +29,7 @@ from typing import NamedTuple
 import numpy as np
 
 from md4.gpu.compile import Kernel, Variant
-from md4.gpu.device_code import F64, I32, I64, I64_2D, cuda, i32, i64, jit_device, types, u32, u64
+from md4.gpu.device_code import F64, F64_2D, I32, I64, I64_2D, cuda, f64, i32, i64, jit_device, types, u32, u64
 from md4.gpu.emit.instructions import address_of, shared_address
 from md4.gpu.emit.scalars import (
     address_at,
@@ -58,7 +59,7 @@ class BoundedPairs(NamedTuple):
     shells : int64 array
         `packed_shells` of each pair.
     prims : int64 array
-        `packed_prims` of each pair.
+        `packed_prims` of each pair, with its `excess` as a bra and as a ket.
     bounds : float64 array
         F' of the bra, or F of the ket.
     of_prims : float64 array
@@ -123,11 +124,12 @@ class KetCounts(NamedTuple):
     Attributes
     ----------
     numbers : int32 array
-        For each ket list, of each bra pair: how many ket pairs count, and the end of the last one. Then of each
-        primitive bra pair: how many primitive ket pairs count.
+        For each ket list, of each bra pair: with how many ket pairs it is in quartets that count and are not single, in
+        single ones, and the end of the last one that counts. Then of each primitive bra pair: how many primitive ket
+        pairs count in quartets that are not single, and in single ones.
     of_warps : int32 array
-        For each ket list, of each bra pair the numbers that its warps have found, of its primitive pairs and then of
-        itself. The second pass reads them.
+        For each ket list, of each bra pair the two numbers that its warps have found, of its primitive pairs and then
+        of itself. The second pass reads them.
     left_out : float64 array
         Of each bra pair the sum of the bounds of what does not count, and then of each that of their squares. Bounds of
         the primitive quartets of a primitive ket pair are added up before they are squared.
@@ -144,20 +146,24 @@ class QuartetTable(NamedTuple):
     Attributes
     ----------
     first : int64 array, two-dimensional
-        For each bra pair of the chunk, and behind the last: the number of the first shell quartet, that of a whole list
-        of kets, and the end of the last ket pair that counts.
+        For each bra pair of the chunk, and behind the last: the number of the first shell quartet that is not single,
+        that of the first single one, those of a whole list of kets, and the end of the last ket pair that counts.
     first_quartets : int64 array
-        For each primitive bra pair of the chunk, and behind the last: the number of the first primitive quartet. The
-        first shell quartet and primitive quartet of the chunk stand at 0 in what follows.
+        For each primitive bra pair of the chunk, and behind the last: the number of the first primitive quartet that is
+        not single, and that of the first single one. The first ones of the chunk stand in what follows at 0, and
+    single_shells, single_quartets : int64
+        at these places.
     bra, ket : int32 array
         Numbers of both pairs of each shell quartet in their whole lists.
     bra_prims, ket_prims, shells : int32 array
-        Numbers of both primitive pairs of each primitive quartet in their whole lists, and that of its shell quartet.
-        The first of them may be empty, and is not written then.
+        Numbers of both primitive pairs of each primitive quartet in their whole lists, and that of its shell quartet
+        among those of its kind. The first of them may be empty, and is not written then.
     """
 
     first: I64_2D
     first_quartets: I64
+    single_shells: i64
+    single_quartets: i64
     bra: I32
     ket: I32
     bra_prims: I32
@@ -265,7 +271,7 @@ def select_kets(norms_in):
     of_gamma = TableNorms if by_table else Norms
 
     def kernel(
-        bra: BoundedPairs, first: FirstPair, npair: i64, nprim: i64, ket: BoundedPairs, lists: I64_2D, limits: F64,
+        bra: BoundedPairs, first: FirstPair, npair: i64, nprim: i64, ket: BoundedPairs, lists: I64_2D, limits: F64_2D,
         norms: of_gamma, with_j: types.boolean, write: types.boolean, counts: KetCounts, table: QuartetTable,
     ):  # fmt: skip
         rows, found = cuda.shared.array(0, types.float64), cuda.shared.array(0, types.int32)
@@ -274,7 +280,9 @@ def select_kets(norms_in):
         lane, warp, ab = i32(tid & 31), i32(tid >> 5), first.pair + pair
         a, b, own, of_bra = bra.shells[ab] >> 32, bra.shells[ab] & 0xFFFFFFFF, bra.bounds[ab], bra.prims[ab]
         bra_prim, of_chunk = i32(of_bra >> 32), (of_bra >> 32) - (bra.prims[first.pair] >> 32)
-        width, of_rows, reach, left, squares, number = i32(i32(of_bra) + 1), i64(0), 0.0, 0.0, 0.0, i64(0)
+        # numbers of a warp: two of each primitive pair, and of the pair itself
+        width, of_rows, number = i32(2 * (of_bra & 0xFFFF) + 2), i64(0), i64(0)
+        reach, left, squares = 0.0, 0.0, 0.0
         if not by_table and not write:
             reach = own * of_all(norms, a, b)
         if near:
@@ -284,8 +292,9 @@ def select_kets(norms_in):
         mine, below, rows_at = i32(2 * of_rows + warp * width), u32((i64(1) << lane) - 1), i32(shared_address(rows))
         mine_at, prims_at = i32(rows_at + 4 * mine), address_of(bra.of_prims, first.prim + i64(bra_prim))
         while number < lists.shape[0] - 1:
-            first_cd, begin, limit = lists[number, 0], lists[number, 1], limits[number]
-            behind = i32(table.first[pair, 1] if write else lists[number + 1, 0] - lists[number, 0])
+            first_cd, begin, limit = lists[number, 0], lists[number, 1], limits[number, 0]
+            least = limits[number, 1] / (i64(1) << ((of_bra >> 24) & 31))
+            behind = i32(table.first[pair, 2] if write else lists[number + 1, 0] - lists[number, 0])
             if not by_table and not write:
                 count = quotient(lists[number + 1, 1] - begin, i64(3))
                 early = end_of(ket.tails, begin, count, reach, EARLY * norms.tolerance)
@@ -294,20 +303,23 @@ def select_kets(norms_in):
                     left += reach * ket.tails[begin + count + early]
                     squares += reach * reach * ket.tails[begin + 2 * count + early]
             # the numbers of all warps are in memory
-            of_pair, n = (number * (npair + nprim) + of_chunk + pair) * warps, lane
+            of_pair, n = 2 * (number * (npair + nprim) + of_chunk + pair) * warps, lane
             while n < width:
                 place = i64(0)
                 if write:
-                    if n < width - 1:
-                        place = table.first_quartets[of_chunk + n] - table.first_quartets[0]
+                    kind = i64(n & 1)
+                    if n < width - 2:
+                        place = table.first_quartets[2 * of_chunk + n] - table.first_quartets[kind]
+                        place += kind * table.single_quartets
                     else:
-                        place = table.first[pair, 0] - table.first[0, 0]
+                        place = table.first[pair, kind] - table.first[0, kind]
                     for other_warp in range(warp):
                         place += counts.of_warps[of_pair + other_warp * width + n]
                 found[u64(i32(mine + n))] = place
                 n = i32(n + 32)
             cuda.syncthreads()
-            many, last, n = i32(found[u64(i32(mine + width - 1))]), i32(0), tid
+            many, singles = i32(found[u64(i32(mine + width - 2))]), i32(found[u64(i32(mine + width - 1))])
+            last, n = i32(0), tid
             ket_prims_at = address_of(ket.of_prims, lists[number, 2])
             shells_at, bounds_at = address_of(ket.shells, first_cd), address_of(ket.bounds, first_cd)
             cd = i32(max(0, min(n, i32(behind - 1))))
@@ -328,7 +340,7 @@ def select_kets(norms_in):
                 size, of_ket = of_both * of_d, i64(0)
                 if n < behind and not size < norms.tolerance:
                     of_ket = ket.prims[u64(first_cd + n)]
-                k_first, k_prims = i32(of_ket >> 32), i32(of_ket)
+                k_first, k_prims, excess = i32(of_ket >> 32), i32(of_ket & 0xFFFF), i32((of_ket >> 16) & 31)
                 counting = k_prims > 0
                 skipped = 0.0 if counting or n >= behind else size
                 left += skipped
@@ -339,51 +351,66 @@ def select_kets(norms_in):
                 votes = u32(cuda.ballot_sync(-1, counting))
                 if votes == 0:
                     continue
-                place, upto, end = i32(many + cuda.popc(u32(votes & below))), k_prims, i32(1)
-                many = i32(many + cuda.popc(votes))
-                if write and counting:
-                    table.bra[u64(place)], table.ket[u64(place)] = ab - first.of_list, n - threads
-                # unless a ket pair has several primitive pairs, each lane keeps its own
-                several = u32(cuda.ballot_sync(-1, k_prims > 1)) != 0
-                if several:
-                    step = i32(1)
-                    while step < 32:
-                        other = cuda.shfl_up_sync(-1, upto, step)
-                        upto = i32(upto + (other if lane >= step else 0))
-                        step = i32(2 * step)
-                    end = i32(cuda.shfl_sync(-1, upto, 31))
-                own_first, tile = i32(k_first - upto + k_prims), i32(0)
-                while tile < end:
-                    kl, listed, other_size, without, alive = own_first, place, of_d, 0.0, counting
-                    if several:
-                        # the ket pair to which the k-th primitive pair belongs
-                        k, owner, step = i32(tile + lane), i32(0), 16
-                        while step > 0:
-                            owner = i32(owner + (step if cuda.shfl_sync(-1, upto, owner + step - 1) <= k else 0))
-                            step //= 2
-                        kl, listed = i32(cuda.shfl_sync(-1, own_first, owner) + k), cuda.shfl_sync(-1, place, owner)
-                        other_size, alive = cuda.shfl_sync(-1, of_d, owner), k < end
-                    if alive:
-                        other_size *= load_at(address_at(ket_prims_at, kl, 8))
-                    at, of_prim, prim = mine_at, prims_at, bra_prim
-                    while at < i32(mine_at + 4 * width - 4):
-                        size = load_at(of_prim) * other_size
-                        surviving = alive and not size < limit
-                        without += size if alive and not surviving else 0.0
-                        votes, quartet = u32(cuda.ballot_sync(-1, surviving)), load_shared_int(at)
-                        cuda.syncwarp()
-                        if lane == 0:
-                            store_shared_int(at, i32(quartet + cuda.popc(votes)))
-                        if write and surviving:
-                            to = u64(quartet + cuda.popc(u32(votes & below)))
-                            table.ket_prims[to], table.shells[to] = kl, listed
-                            if table.bra_prims.size > 0:
-                                table.bra_prims[to] = prim
-                        at, of_prim, prim = i32(at + 4), of_prim + 8, i32(prim + 1)
-                    left += without
-                    squares += without * without
-                    tile = i32(tile + 32)
-                    cuda.syncwarp()
+                single = counting and size * f64(i32(i32(1) << excess)) < least
+                of_singles, kind = u32(cuda.ballot_sync(-1, single)), i32(0)
+                votes = u32(votes & ~of_singles)
+                # the single ones after the others
+                while kind < 2:
+                    if votes != 0:
+                        own_kind = u32(votes >> u32(lane)) & 1 != 0
+                        place = i32((singles if kind > 0 else many) + cuda.popc(u32(votes & below)))
+                        if kind > 0:
+                            singles = i32(singles + cuda.popc(votes))
+                        else:
+                            many = i32(many + cuda.popc(votes))
+                        if write and own_kind:
+                            to = u64(place + (table.single_shells if kind > 0 else i64(0)))
+                            table.bra[to], table.ket[to] = ab - first.of_list, n - threads
+                        prims, end = i32(k_prims if own_kind else 0), i32(1)
+                        # unless a ket pair has several primitive pairs, each lane keeps its own
+                        upto, several = prims, u32(cuda.ballot_sync(-1, prims > 1)) != 0
+                        if several:
+                            step = i32(1)
+                            while step < 32:
+                                other = cuda.shfl_up_sync(-1, upto, step)
+                                upto = i32(upto + (other if lane >= step else 0))
+                                step = i32(2 * step)
+                            end = i32(cuda.shfl_sync(-1, upto, 31))
+                        own_first, tile = i32(k_first - upto + prims), i32(0)
+                        while tile < end:
+                            kl, listed, other_size, without, alive = own_first, place, of_d, 0.0, own_kind
+                            if several:
+                                # the ket pair to which the k-th primitive pair belongs
+                                k, owner, step = i32(tile + lane), i32(0), 16
+                                while step > 0:
+                                    behind_it = cuda.shfl_sync(-1, upto, owner + step - 1) <= k
+                                    owner = i32(owner + (step if behind_it else 0))
+                                    step //= 2
+                                kl = i32(cuda.shfl_sync(-1, own_first, owner) + k)
+                                listed = cuda.shfl_sync(-1, place, owner)
+                                other_size, alive = cuda.shfl_sync(-1, of_d, owner), k < end
+                            if alive:
+                                other_size *= load_at(address_at(ket_prims_at, kl, 8))
+                            at, of_prim, prim = i32(mine_at + 4 * kind), prims_at, bra_prim
+                            while at < i32(mine_at + 4 * width - 8):
+                                size = load_at(of_prim) * other_size
+                                surviving = alive and not size < limit
+                                without += size if alive and not surviving else 0.0
+                                votes_here, quartet = u32(cuda.ballot_sync(-1, surviving)), load_shared_int(at)
+                                cuda.syncwarp()
+                                if lane == 0:
+                                    store_shared_int(at, i32(quartet + cuda.popc(votes_here)))
+                                if write and surviving:
+                                    to = u64(quartet + cuda.popc(u32(votes_here & below)))
+                                    table.ket_prims[to], table.shells[to] = kl, listed
+                                    if table.bra_prims.size > 0:
+                                        table.bra_prims[to] = prim
+                                at, of_prim, prim = i32(at + 8), of_prim + 8, i32(prim + 1)
+                            left += without
+                            squares += without * without
+                            tile = i32(tile + 32)
+                            cuda.syncwarp()
+                    votes, kind = of_singles, i32(kind + 1)
             number += 1
             if write:
                 continue
@@ -393,21 +420,22 @@ def select_kets(norms_in):
                 other >>= 1
             cuda.syncwarp()
             if lane == 0:
-                found[u64(i32(mine + width - 1))], ends[warp] = many, last
+                found[u64(i32(mine + width - 2))], found[u64(i32(mine + width - 1))], ends[warp] = many, singles, last
             cuda.syncthreads()
-            n, of_list = tid, (number - 1) * (2 * npair + nprim)
+            n, of_list = tid, (number - 1) * (3 * npair + 2 * nprim)
             while n < width:
                 many = i32(0)
                 for other_warp in range(warps):
                     one = i32(found[u64(2 * of_rows + other_warp * width + n)])
                     counts.of_warps[of_pair + other_warp * width + n] = one
                     many = i32(many + one)
-                counts.numbers[of_list + (2 * npair + of_chunk + n if n < width - 1 else 2 * pair)] = many
+                place = 3 * npair + 2 * of_chunk + n if n < width - 2 else 3 * pair + n - (width - 2)
+                counts.numbers[of_list + place] = many
                 n = i32(n + threads)
             if tid == 0:
                 for other_warp in range(1, warps):
                     last = max(last, ends[other_warp])
-                counts.numbers[of_list + 2 * pair + 1] = last
+                counts.numbers[of_list + 3 * pair + 2] = last
             cuda.syncthreads()
         if write:
             return
@@ -452,15 +480,29 @@ def packed_shells(pairs):
     return pairs[:, 0] << 32 | pairs[:, 1]
 
 
-def packed_prims(start):
-    """The first primitive pair of each pair of a list, in the upper half of an int64, and how many it has."""
-    return start[:-1] << 32 | np.diff(start)
+def packed_prims(start, excess=(0, 0)):
+    """In one int64 for each pair of a list: its first primitive pair, in the upper half, `excess`, and how many it has.
+
+    Those are 8 bits for it as a bra, 8 bits as a ket, and 16 bits.
+    """
+    return start[:-1] << 32 | excess[1] << 24 | excess[0] << 16 | np.diff(start)
+
+
+def excess_of(start, bounds, of_prims):
+    """For each pair of a list the n up to 30 for which the bounds of its primitive pairs add up to 2^n times its own.
+
+    At most, or n is 30.
+    """
+    sums = np.bincount(np.repeat(np.arange(len(bounds)), np.diff(start)), of_prims, len(bounds))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = np.where(sums > bounds, sums / bounds, 1.0)
+    return np.ceil(np.log2(np.minimum(ratios, 2.0**30))).astype(np.int64)
 
 
 def count_sizes(npair, nprim):
     """Numbers of `KetCounts.numbers` and `KetCounts.of_warps` of so many pairs with so many primitive pairs and a list.
     """
-    return 2 * npair + nprim, WARPS * (npair + nprim)
+    return 3 * npair + 2 * nprim, 2 * WARPS * (npair + nprim)
 
 
 def launch_select(
@@ -479,8 +521,8 @@ def launch_select(
     lists : Buffer of int64, shape (nlist + 1, 3)
         Where each ket list begins in the pairs of all lists, in `BoundedPairs.tails` and in the primitive pairs of all
         lists, and where the last ends. All pairs of a list take part, or those that `table` says.
-    limits : Buffer
-        For each ket list, bounds below which primitive quartets are left out.
+    limits : Buffer, shape (nlist, 2)
+        For each ket list, the bounds below which primitive quartets are left out, and below which quartets are single.
     norms, counts, table : tuple
         Fields of `Norms`, or of `TableNorms` if `by_table`, `KetCounts` and `QuartetTable`.
     with_j : bool
@@ -489,7 +531,7 @@ def launch_select(
     nothing, nbytes = counts[0].part(0, (0,)), 0 if by_table else 8 * norms[2].size * (2 * norms[4] + 1)
     norms_in = "table" if by_table else "shared" if nbytes <= ROW_BYTES else "memory"
     context.launch(
-        Variant(select_kets, (norms_in,)), npair, THREADS, nbytes * (norms_in == "shared") + 4 * WARPS * (most + 1),
+        Variant(select_kets, (norms_in,)), npair, THREADS, nbytes * (norms_in == "shared") + 8 * WARPS * (most + 1),
         bra, first, npair, nprim, ket, lists, limits, norms, with_j, table is not None, counts,
-        table or (lists.part(0, (0, 2)), bra[1], *[nothing] * 5),
+        table or (lists.part(0, (0, 3)), bra[1], 0, 0, *[nothing] * 5),
     )  # fmt: skip

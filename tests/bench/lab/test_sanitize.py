@@ -317,6 +317,7 @@ def test_families_reach_everything(no_device, monkeypatch):
     assert {f[7:] for f in facts["whole_panel"]} == set(product((False, True), repeat=2))
     assert {f[9] for f in facts["thread_quartet_integrals"]} == {False, True}
     assert {f[0] for f in facts["scatter_block"]} == {*EVERY_SYMMETRY, DERIVATIVES}
-    assert {f[1:] for f in facts["h_matrices"]} == {(), (True,)}
+    assert {f[1:] for f in facts["h_matrices"]} == {(), (True,), (False, True)}
+    assert {f[-1] for f in facts["reverse_fused"]} == {"dmma16", "tf32"}
     assert {f[-2] for f in facts["digest_in_place"]} == {"coulomb", "erf", "erfc"}
     assert {f[-2:] for f in facts["digest_rows"]} == {(True, True), (True, False), (False, True)}

@@ -681,7 +681,8 @@ def test_no_kernel_is_left_out():
     tested |= {"fused_wide"}  # by test_fused_wide.py
     tested |= {"half_transform", "grouped_rows"}  # by test_half_transform.py
     # by test_reverse_*.py
-    tested |= {"select_kets", "gamma_blocks", "reverse_lanes", "reverse_fused", "reverse_sums", "pair_forces"}
+    tested |= {"select_kets", "density_blocks", "gamma_blocks", "reverse_lanes", "reverse_fused", "reverse_sums"}
+    tested |= {"pair_forces"}
     tested |= {"table_norms", "gamma_of_table"}  # by test_fitting_forces.py
     tested |= {"derivative_norms"}  # by test_shell_pairs.py
     tested |= {"hermite_products"}

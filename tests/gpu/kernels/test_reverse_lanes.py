@@ -14,6 +14,7 @@ import md4
 from md4.gpu import reverse_ways
 from md4.gpu.buffers import Buffer
 from md4.gpu.kernels import reverse_lanes
+from md4.gpu.kernels.density_blocks import launch_density_blocks
 from md4.gpu.kernels.gamma_blocks import gamma_numbers, gamma_size, launch_gamma
 from md4.gpu.kernels.reverse_lanes import columns_of, lane_plan
 from md4.gpu.reverse_ways import hermite_facts
@@ -87,8 +88,9 @@ def test_many_kets(tuned):
 @pytest.mark.parametrize("count", [31, 32, 33])
 def test_gamma_side_by_side(count):
     """Of two densities, beside NumPy, in tiles of 32 quartets, and zeros behind the last one."""
-    rng, nao, bra, ket = np.random.default_rng(count), 9, facts(1, 0), facts(1, 1)
-    aos = np.array([[0, 0], [3, 1], [6, 8]]), np.array([[0, 3], [3, 3]])
+    rng, nao, bra, ket = np.random.default_rng(count), 8, facts(1, 0), facts(1, 1)
+    first, functions = np.repeat([0, 3, 6, 7], [3, 3, 1, 1]), np.repeat([3, 3, 1, 1], [3, 3, 1, 1])
+    aos = np.array([[0, 6], [3, 7], [3, 6]]), np.array([[0, 3], [3, 3]])
     numbers = [rng.integers(len(these), size=count).astype(np.int32) for these in aos]
     d, j, k = rng.normal(size=(2, nao, nao)), np.array([1.0, 0.5]), np.array([-2.0, 3.0])
     d += d.transpose(0, 2, 1)
@@ -113,7 +115,10 @@ def test_gamma_side_by_side(count):
         quartets = tuple(Buffer(room.pointer, (count,), 4, room) for room in quartets)
         out = context.pool.get(gamma_numbers(count, [size], True)[-1])
         sides = (SimpleNamespace(facts=this, first=0) for this in (bra, ket))
-        launch_gamma(context, True, quartets, places, *sides, (*(sent(context, x) for x in (d, j, k)), nao), out)
+        d, first, functions, j, k = (sent(context, x) for x in (d, first, functions, j, k))
+        blocks, nothing = context.pool.get(d.size), Buffer(d.pointer, (0,), 4, d)
+        launch_density_blocks(context, d, first, functions, blocks, nothing)
+        launch_gamma(context, True, quartets, places, *sides, (blocks, j, k, nao), out)
         found = host_array(out, "float64")[: gamma_numbers(count, [size], True)[-1]].reshape(-1, size, 32)
         found = found.transpose(0, 2, 1).reshape(-1, ket.nab, bra.nab).swapaxes(1, 2).copy()
     np.testing.assert_allclose(found[:count], right, rtol=0, atol=1e-14 * abs(right).max())
