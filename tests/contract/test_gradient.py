@@ -1,5 +1,7 @@
 """`JK.gradient`, `JK.product_gradient` and `JK.derivative_jk`: against PySCF, and what is promised of their errors."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from molecules import CENTRES, molecule
@@ -22,6 +24,7 @@ from solvers import solver
 import md4
 from md4.contract.gradient import energy_terms, separated
 from md4.errors import ArgumentError, MemoryLimitError, UnsupportedError
+from md4.gpu.tuning import REVERSE
 from md4.method.mirror import ao_parities, between_parities
 from md4.shells.basis import Basis
 from md4.shells.shell import Shell
@@ -463,6 +466,22 @@ def test_even_and_odd_functions_on_a_gpu(cart, apart, gpu, monkeypatch):
         np.testing.assert_array_equal(on_gpu.gradient(given, **options), found)
         assert (abs(right[:, 0]).max() > 1e-6) == (mixed_by == 1)
         assert mixed_by == 1 or abs(found[:, 0]).max() < on_gpu.stats.error_bound
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [None, 2], ids=["closed shell", "two spins"])
+def test_small_quartets_in_tf32_on_a_gpu(count, gpu, monkeypatch):
+    """Of all classes that can: forces change, by less than what is left out may do, and have the same bits again."""
+    mol, found = waters(2, "cc-pvtz"), []
+    dm = symmetric(mol.nao, count)
+    for ratio in (0.0, REVERSE.single_ratio):
+        tuning = replace(REVERSE, single_ratio=ratio, single_share=0.0, single_seconds=0.0)
+        monkeypatch.setattr("md4.gpu.forces.REVERSE", tuning)
+        jk = md4.JK(mol, backend="cuda")
+        found.append(jk.gradient(dm, tolerance=1e-9))
+        np.testing.assert_array_equal(jk.gradient(dm, tolerance=1e-9), found[-1])
+    assert 0 < abs(found[1] - found[0]).max() < jk.stats.error_estimate
+    assert abs(found[1].sum(axis=0)).max() < jk.stats.error_estimate
 
 
 @pytest.mark.gpu
