@@ -682,9 +682,9 @@ def test_more_primitive_pairs_than_shared_memory_has_room_for(monkeypatch):
     with running("dmma16"):
         jk = md4.JK(basis, backend="cuda")
         shared = jk.engine.backend.context.block_shared
-        monkeypatch.setattr(force_tasks, "ROW_BYTES", shared - force_tasks.OTHER_BYTES - 16 * 5)
+        monkeypatch.setattr(force_tasks, "ROW_BYTES", shared - force_tasks.OTHER_BYTES - 32 * 5)
         jk.gradient(dm)
-        monkeypatch.setattr(force_tasks, "ROW_BYTES", shared - force_tasks.OTHER_BYTES - 16 * 4)
+        monkeypatch.setattr(force_tasks, "ROW_BYTES", shared - force_tasks.OTHER_BYTES - 32 * 4)
         with pytest.raises(MemoryLimitError, match="4 primitive pairs, but gradients on this GPU take 3"):
             md4.JK(basis, backend="cuda").gradient(dm)
 
