@@ -12,21 +12,24 @@ BLOCK = 32
 ROWS = 4 * BLOCK
 
 
-def add_transposed(matrix, other, sign, in_place, first, end, out):
-    """out = matrix + sign * other^T for the rows from `first` on.
+def add_transposed(matrix, other, sign, factor, in_place, first, end, out, sizes):
+    """out = factor (matrix + sign * other^T) for the rows from `first` on.
 
     `in_place` says that the three are one matrix. Then the rows are done from the diagonal on, and the columns below
-    with them.
+    with them. The `sizes` become the largest |M_ij| that was read, and the largest |M_ij - O_ji|.
     """
-    nao = len(matrix)
+    nao, largest, difference = len(matrix), 0.0, 0.0
     for top in range(first, end, BLOCK):
         for left in range(top if in_place else 0, nao, BLOCK):
             for i in range(top, min(top + BLOCK, end)):
                 for j in range(max(left, i) if in_place else left, min(left + BLOCK, nao)):
-                    value = matrix[i, j] + sign * other[j, i]
+                    one, two = matrix[i, j], other[j, i]
+                    largest, difference = max(largest, abs(one)), max(difference, abs(one - two))
+                    value = factor * (one + sign * two)
                     out[i, j] = value
                     if in_place:
                         out[j, i] = sign * value
+    sizes[0], sizes[1] = largest, difference
 
 
 transposed_sum = once(lambda: Loop(add_transposed))
@@ -37,36 +40,30 @@ def plus_transposed(matrices, others=None, sign=1, out=None):
 
     The result is written to `out`, which may be `matrices` if there are no `others`.
     """
-    in_place = out is matrices
     others, out = matrices if others is None else others, np.empty_like(matrices) if out is None else out
-    count, nao = matrices.shape[:2]
-    pieces = -(-nao // ROWS)
-
-    def rows(n):
-        k, piece = divmod(n, pieces)
-        ends = piece * ROWS, min((piece + 1) * ROWS, nao)
-        transposed_sum()(matrices[k], others[k], float(sign), in_place, *ends, out[k])
-
-    in_threads(count * pieces, rows, matrices.size)
+    sums_with_transposed(matrices, others, sign, 1.0, out)
     return out
 
 
 def symmetric_parts(matrices):
     """((M + M^T) / 2 of matrices, shape (n, nao, nao); the largest |M_ij|, and the largest |M_ij - M_ji|)."""
+    out = np.empty_like(matrices)
+    return out, *sums_with_transposed(matrices, matrices, 1, 0.5, out)
+
+
+def sums_with_transposed(matrices, others, sign, factor, out):
+    """`add_transposed` of all rows, by several threads; returns the `sizes`."""
     count, nao = matrices.shape[:2]
-    pieces, out, sizes = -(-nao // ROWS), plus_transposed(matrices), []
+    pieces, in_place = -(-nao // ROWS), out is matrices
+    sizes = np.empty((count * pieces, 2))
 
     def rows(n):
         k, piece = divmod(n, pieces)
-        these = slice(piece * ROWS, (piece + 1) * ROWS)
-        given, result = matrices[k, these], out[k, these]
-        result *= 0.5
-        rest = given - result
-        sizes.append([max(this.max(), -this.min()) for this in (given, rest)])
+        ends = piece * ROWS, min((piece + 1) * ROWS, nao)
+        transposed_sum()(matrices[k], others[k], float(sign), factor, in_place, *ends, out[k], sizes[n])
 
     in_threads(count * pieces, rows, matrices.size)
-    largest, rest = np.max(sizes, axis=0).tolist()
-    return out, largest, 2 * rest
+    return sizes.max(axis=0).tolist()
 
 
 def by_elements(function, *arrays, out=None):

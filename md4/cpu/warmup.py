@@ -120,7 +120,7 @@ def arguments(name):
         "contract": lambda: (
             contract_r(kind), (integers, of.lists, 0.0, *operator, *contracted, *contracted, matrices, of.work)
         ),
-        "transpose": lambda: (transposed_sum(), (matrix, matrix, 1.0, True, 0, 0, matrix)),
+        "transpose": lambda: (transposed_sum(), (matrix, matrix, 1.0, 1.0, True, 0, 0, matrix, numbers)),
         "blocks": lambda: (norms_of_blocks(), (matrix, of.indices, 0, 0, matrix)),
         "norms": lambda: (norms_of_density(), (matrix, of.indices, numbers, table, table, numbers, *norms)),
         "count": lambda: (
