@@ -149,12 +149,16 @@ class Usage:
     stack: int
 
 
-def assemble(ptx, cc):
-    """(`Usage`, machine code) of a PTX text, by the options that `md4.gpu.compile` gives the assembler."""
-    usual = assemble_by(ptx, cc, ())
+def assemble(ptx, cc, registers=None):
+    """(`Usage`, machine code) of a PTX text, by the options that `md4.gpu.compile` gives the assembler.
+
+    `registers`: those of its `Kernel`.
+    """
+    limit = () if registers is None else (f"-maxrregcount={registers}",)
+    usual = assemble_by(ptx, cc, limit)
     if usual[0].stack >= machine_code.STACK:
         for options in machine_code.OPTIONS:
-            found = assemble_by(ptx, cc, options)
+            found = assemble_by(ptx, cc, (*limit, *options))
             if found[0].stack <= machine_code.LEFT * usual[0].stack:
                 return found
     return usual
@@ -180,7 +184,8 @@ def assemble_by(ptx, cc, options):
 
 def usage(variant, capabilities):
     """{capability: `Usage`} of a variant."""
-    return {cc: assemble(ptx, cc)[0] for cc, ptx in compile_ptx(variant, capabilities).items()}
+    registers = variant.kernel().registers
+    return {cc: assemble(ptx, cc, registers)[0] for cc, ptx in compile_ptx(variant, capabilities).items()}
 
 
 # what the launchers ask for -------------------------------------------------------------------------------------------

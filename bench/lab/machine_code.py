@@ -36,7 +36,7 @@ def contents(variant, cc):
     """What the machine code of a variant consists of."""
     import offline
 
-    usage, code = offline.assemble(offline.compile_ptx(variant, [cc])[cc], cc)
+    usage, code = offline.assemble(offline.compile_ptx(variant, [cc])[cc], cc, variant.kernel().registers)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(code)
         cubin.flush()

@@ -47,10 +47,13 @@ class Kernel:
         whose annotations are such in turn.
     launch_bounds : tuple of int, optional
         Threads of a block, and blocks that a multiprocessor must hold at once.
+    registers : int, optional
+        In place of these: most registers of a thread.
     """
 
     function: object
     launch_bounds: tuple | None = None
+    registers: int | None = None
 
     def types(self):
         """Numba types of the parameters."""

@@ -172,7 +172,8 @@ class DeviceForces(ForceTasks, CoulombBounds):
         # where each list begins in the pairs, and in the primitive pairs, of all lists
         self.begin = np.cumsum([0, *map(len, lists)]).tolist()
         self.begin_prims = np.cumsum([0, *(this.pairs.nprim for this in lists)]).tolist()
-        self.host = np.zeros(0)  # for derivatives of a task
+        # for derivatives of a task, and for where its quartets begin
+        self.host, self.first_numbers = np.zeros(0), np.zeros(0, dtype=np.int64)
 
     def run(
         self, backend, densities, norms, coulomb, exchange, tolerance, part=0, parts=1, report=None, meanwhile=None
@@ -456,8 +457,11 @@ class DeviceForces(ForceTasks, CoulombBounds):
         context, this, made = backend.context, self.lists[task.number].prepared[task.first : task.last], 0
         sums = {}
         shells, width = 3 * len(this) + 3, self.first_width(task)
-        numbers = np.zeros((len(batch), width), dtype=np.int64)
+        if self.first_numbers.size < len(batch) * width:
+            self.first_numbers = np.zeros(len(batch) * width, dtype=np.int64)
+        numbers = self.first_numbers[: len(batch) * width].reshape(len(batch), width)
         pairs, quartets = (part.reshape(len(batch), -1, n) for part, n in zip(np.split(numbers, [shells], 1), (3, 2)))
+        pairs[:, 0, :2], pairs[:, -1, 2], quartets[:, 0] = 0, 0, 0
         np.cumsum(counts.pairs[:, :, :2], axis=1, out=pairs[:, 1:, :2])
         np.cumsum(counts.prims, axis=1, out=quartets[:, 1:])
         pairs[:, :-1, 2] = counts.pairs[:, :, 2]

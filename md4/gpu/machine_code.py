@@ -21,9 +21,9 @@ def machine_code(kernel, capability):
         kernel.function, kernel.types(), device=False, abi="numba", cc=architecture(capability), output="ltoir",
         **kernel.options(),
     )  # fmt: skip
-    cubin = linked(code, capability)
+    cubin = linked(code, capability, (), kernel.registers)
     stack = stack_bytes(cubin)
-    return (with_less_stack(code, capability, stack) if stack >= STACK else None) or cubin
+    return (with_less_stack(code, capability, stack, kernel.registers) if stack >= STACK else None) or cubin
 
 
 def architectures():
@@ -37,18 +37,20 @@ def architecture(capability):
     return (*capability, "a") if capability >= (9, 0) else capability
 
 
-def linked(code, capability, options=()):
-    """Machine code from LTO-IR, by options of the assembler."""
+def linked(code, capability, options=(), registers=None):
+    """Machine code from LTO-IR, by options of the assembler, with so many registers of a thread at most."""
     arch = "sm_" + "".join(map(str, architecture(capability)))
-    asked = LinkerOptions(arch=arch, link_time_optimization=True, ptxas_options=list(options) or None)
+    asked = LinkerOptions(
+        arch=arch, link_time_optimization=True, max_register_count=registers, ptxas_options=list(options) or None
+    )
     return bytes(Linker(ObjectCode.from_ltoir(code), options=asked).link("cubin").code)
 
 
-def with_less_stack(code, capability, stack):
+def with_less_stack(code, capability, stack, registers=None):
     """Machine code by the first of the assembler's options that leave little of the `stack`, in bytes, or None."""
     for options in OPTIONS:
         try:
-            cubin = linked(code, capability, options)
+            cubin = linked(code, capability, options, registers)
         except Exception:  # of whatever type cuda.core makes it: an assembler may lack an option
             continue
         if stack_bytes(cubin) <= LEFT * stack:

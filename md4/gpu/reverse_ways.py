@@ -18,7 +18,7 @@ from md4.gpu.buffers import Buffer
 from md4.gpu.kernels.gamma_blocks import gamma_numbers, gamma_size
 from md4.gpu.kernels.primitive_quartets import fits_single
 from md4.gpu.kernels.recurrence import by_axis
-from md4.gpu.kernels.reverse_fused import TF32, fused_reverse
+from md4.gpu.kernels.reverse_fused import TF32, filled_rows, fused_reverse
 from md4.gpu.kernels.reverse_lanes import lane_plan
 from md4.gpu.kernels.reverse_sums import reverse_tile
 from md4.gpu.kernels.select_kets import WARPS
@@ -311,7 +311,7 @@ def columns(ab, hermite):
 def rows_of(facts):
     """Rows of Z of the pairs of a list, filled up to whole tiles."""
     tile, row_blocks = reverse_tile(facts.nab, 1)
-    return 8 * tile.rows8 * row_blocks
+    return 8 * max(tile.rows8 * row_blocks, filled_rows(facts.nab))
 
 
 def parts_of(ab, hermite):

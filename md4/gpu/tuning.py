@@ -19,13 +19,13 @@ class ReverseTuning:
     few_prims: int  # primitive pairs of the bra with which a chunk takes all ket pairs where it can
     most_fused: int  # most blocks of 8 rows of U and Z that a warp keeps, two blocks of columns each
     most_singles: int  # the same in TF32, with four blocks of columns
+    bra_rows: tuple  # blocks of 8 rows ab of the variants; others are filled up to the next of these
     most_words: int  # words that say where [q|p] is of a lane, up to which they are in registers
     ends_together: tuple  # ends of kets of few functions, those of each member in one variant, the longest ones last
     registers: tuple  # of a thread, about, beside those of U, Z and one operand: with these words, and without
     least_warps: int  # warps that must share one by its shared memory
     steps: tuple  # (primitive quartets of a step, slots), the first for which shared memory has room
-    lane_bytes: int  # of a lane a quartet: most bytes of shared memory of a warp
-    lane_elements: int  # most products of elements of H with r for a primitive quartet
+    lane_l: int  # of a lane a quartet: highest L of r
     lane_doubles: int  # most doubles of Z of a lane
     lane_products: int  # most products in its code
     lane_warps: int  # most warps that share the functions p
@@ -39,23 +39,28 @@ class ReverseTuning:
         """Warps, each with so many bytes of shared memory, that share a multiprocessor."""
         return max(1, min(16 if doubles <= 8 else 12, 2 * SHARED_BYTES // nbytes))
 
-    def blocks(self, doubles, words, warps):
-        """Blocks of so many warps that share a multiprocessor, with so many doubles and words (0: in memory) of a lane.
+    @staticmethod
+    def resident_warps(needs):
+        """Warps that share a multiprocessor where a thread needs so many registers, of which a few may be lacking.
 
-        Each of the four parts of a multiprocessor has 512 registers for its warps' lanes; a few may be lacking.
+        Each of its four parts has 512 for a lane of each of its warps.
         """
-        registers = 2 * doubles + words + self.registers[0 if words else 1]
-        return max(1, 4 * int(512 / registers + 0.3) // warps)
+        return 4 * max(1, int(512 / needs + 0.3))
+
+    def registers_for(self, needs):
+        """Registers that a thread then gets at most, in eights."""
+        return min(255, 2048 // self.resident_warps(needs) // 8 * 8)
 
 
 REVERSE = ReverseTuning(
     most_rows=8, most_warps=8, most_parts=16, few_prims=512, most_fused=16,
-    most_singles=11, most_words=28, ends_together=(
-        ((1,), (2,), (3,)), ((1, 2), (2, 2), (2, 3), (3, 3)), ((2, 3, 3), (2, 4, 5), (3, 4, 5), (4, 4, 5)),
+    most_singles=13, bra_rows=(1, 2, 4, 8), most_words=28, ends_together=(
+        ((1,), (2,), (3,)), ((1, 2), (2, 2), (2, 3), (3, 3), (2, 5)), ((2, 3, 3), (2, 4, 5), (3, 4, 5), (4, 4, 5)),
+        ((2, 4, 4, 5), (3, 6, 7, 7)),
     ),
     registers=(56, 104), least_warps=8, steps=((8, 2), (4, 2), (2, 2), (1, 2), (1, 1)),
-    lane_bytes=16 << 10, lane_elements=1000, lane_doubles=40, lane_products=1000, lane_warps=5,
-    fused_pieces=(32, 6000), lane_pieces=(256, 12000), single_ratio=2e4, single_share=0.005, single_seconds=1e-3,
+    lane_l=4, lane_doubles=40, lane_products=1000, lane_warps=5,
+    fused_pieces=(32, 6000), lane_pieces=(256, 12000), single_ratio=2e4, single_share=0.01, single_seconds=1e-3,
 )  # fmt: skip
 
 # Shared memory of a block that still lets two share a multiprocessor.

@@ -16,14 +16,14 @@ def test_less_stack(monkeypatch, left, taken):
     """The first of the options that leave at most 0.6 of 1000 bytes; an assembler may lack one of them."""
     options = made.OPTIONS
     stacks = {option: n for option, n in zip(options, left) if n is not None}
-    monkeypatch.setattr(made, "linked", lambda code, capability, option: (option, stacks[option]))
+    monkeypatch.setattr(made, "linked", lambda code, capability, option, registers: (option, stacks[option]))
     monkeypatch.setattr(made, "stack_bytes", lambda cubin: cubin[1])
     found = made.with_less_stack(b"code", (9, 0), 1000)
     assert found == (None if taken is None else (options[taken], left[taken]))
 
 
 def test_a_large_stack_is_assembled_again(monkeypatch):
-    monkeypatch.setattr(made, "linked", lambda code, capability, options=(): options)
+    monkeypatch.setattr(made, "linked", lambda code, capability, options, registers: options)
     monkeypatch.setattr(made, "cuda", type("Cuda", (), {"compile": staticmethod(lambda *args, **options: (b"", None))}))
     kernel = Variant(r_by_group, (4, "coulomb")).kernel()
     for usual, then, options in ((599, 0, ()), (600, 361, ()), (600, 360, made.OPTIONS[0])):

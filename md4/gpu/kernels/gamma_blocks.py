@@ -126,15 +126,16 @@ def make_value_of(load):
     return jit_device(value_of)
 
 
-def gamma_blocks(side_by_side, single=False):
+def gamma_blocks(single):
     """Kernel factory: Gamma as blocks of cd, [quartet][block][ab][8 cd], or in tiles of quartets `side_by_side`.
 
     In blocks there are the functions `even`, and those that are `odd` for all quartets behind them, from the number
     `behind` on; all count as even where they are not apart. Several blocks are filled up by zeros. One has only what
     there is, and zeros up to whole 16 bytes, which are copied at once; if `single`, numbers are floats rounded to TF32.
-    Side by side there are all ab and cd, and zeros for one quartet more; a tile is [cd][ab][32 quartets].
+    Side by side, which `single` ones are not, there are all ab and cd, and zeros for one quartet more; a tile is
+    [cd][ab][32 quartets].
     """
-    block_place, in_tile, more = jit_device(density_place), jit_device(tile_place), 1 if side_by_side else 0
+    block_place, in_tile = jit_device(density_place), jit_device(tile_place)
     places, wait = jit_device(places_of), make_wait_copies(0)
     size_of, function_at = jit_device(size_of_blocks), jit_device(function_in_blocks)
     real, nbytes = (f32, 4) if single else (f64, 8)
@@ -145,14 +146,14 @@ def gamma_blocks(side_by_side, single=False):
 
     def kernel(
         quartets: ShellQuartets, group: i64, size: i64, bra: FunctionPairs, ket: FunctionPairs, densities: Densities,
-        even: Functions, odd: Functions, behind: i64, out: F64,
+        even: Functions, odd: Functions, behind: i64, out: F64, side_by_side: types.boolean,
     ):  # fmt: skip
         d, aos = cuda.shared.array(0, types.float64), cuda.shared.array((GROUP, 4), types.int32)
         weights = cuda.shared.array(GROUP, real)
         tid, first, nao = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x) * group, densities.nao
         na, nb, nc, nd = bra.na, bra.nb, ket.na, ket.nb
         nab, ncd, count = na * nb, nc * nd, quartets.bra.size
-        many = min(group, count + more - first)
+        many = min(group, count + (i64(1) if side_by_side else i64(0)) - first)
         if tid < many:
             known = min(first + tid, count - 1)
             ab, kl = u64(quartets.bra[u64(known)]), u64(quartets.ket[u64(known)])
@@ -187,7 +188,7 @@ def gamma_blocks(side_by_side, single=False):
             commit_copies()
             wait()
             cuda.syncthreads()
-            if side_by_side:
+            if not single and side_by_side:
                 # a lane takes a quartet, a warp a range of functions (ab, d) with all c, which are mostly more than d
                 tiles = max(i64(1), group >> 5)
                 share = quotient(tid >> 5, tiles)
@@ -341,11 +342,10 @@ def launch_gamma(context, side_by_side, quartets, aos, ab, cd, densities, out, f
     even, *odd = facts or [(bra, ket)]
     one = functions_of(context, *even)
     behind = gamma_numbers(quartets[0].size, [gamma_size(*even, False, single)], False)[1]
-    variant = Variant(gamma_blocks, (False, True) if single else (side_by_side,))
     context.launch(
-        variant, -(-count // group), THREADS, nbytes * size * group, quartets, group, size,
+        Variant(gamma_blocks, (single,)), -(-count // group), THREADS, nbytes * size * group, quartets, group, size,
         (aos[0], ab.first, bra.na, bra.nb), (aos[1], cd.first, ket.na, ket.nb), densities, one,
-        functions_of(context, *odd[0]) if odd else (*one[:2], 0), behind, out,
+        functions_of(context, *odd[0]) if odd else (*one[:2], 0), behind, out, side_by_side,
     )  # fmt: skip
 
 

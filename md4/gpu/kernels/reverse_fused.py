@@ -9,7 +9,8 @@ does those of U of one ket pair. A turned tile of U is, as it comes out, the lef
 
 A step of the loop takes several primitive quartets, `together`, which wait for memory and for each other only once.
 Their H, their r and Gamma of their shell quartets come to shared memory: a warp copies the H of every so many of them,
-and every so many blocks of Gamma. With two `slots` this is begun one step ahead.
+and every so many blocks of Gamma. With two `slots` this is begun one step ahead. How many warps and slots there are is
+known at a launch only.
 The words that say where [q|p] is in r (`md4.gpu.gather_words`) stay in registers, or in shared memory. Kets of few
 functions, whose H has unlike staircases, share a variant, which has code for each of them.
 
@@ -108,6 +109,12 @@ def make_second_product(rows_cd, rows_ab, nt, unit):
     return second_product
 
 
+def register_needs(rows_cd, rows_ab, nt, ends, unit):
+    """Registers of a thread, about: those of U, Z and an operand, the words, and others."""
+    numbers = nt * (rows_ab + rows_cd + 1) * number_bytes(unit) // 2
+    return numbers + (nt * ends[-1] + REVERSE.registers[0] if ends else REVERSE.registers[1])
+
+
 def number_bytes(unit):
     """Bytes of a number of H, r and Gamma."""
     return (FP32 if unit == TF32 else FP64).bytes
@@ -143,18 +150,6 @@ def copy_run(to, source, pairs, tid, threads):
         n, to, source = i32(n + threads), i32(to + step), source + step
 
 
-def block_of(most):
-    """Device function: (warp, warps) of a block that has up to `most` warps; with one it is known what they are."""
-
-    def of_several():
-        return i32(cuda.threadIdx.x >> 5), i32(cuda.blockDim.x >> 5)
-
-    def of_one():
-        return i32(0), i32(1)
-
-    return jit_device(of_one if most == 1 else of_several)
-
-
 def copy_pieces(to, source, panel_bytes, pieces, prim, together, count, warp, warps):
     """Starts to copy the panels of `count` primitive pairs: of their pieces a warp takes every `warps`-th.
 
@@ -174,13 +169,13 @@ def copy_pieces(to, source, panel_bytes, pieces, prim, together, count, warp, wa
             to, here, piece = i32(to + 512 * warps), address_at(here, warps, 512), i32(piece + warps)
 
 
-def make_copy_panels(rows_cd, most, cases, unit):
+def make_copy_panels(rows_cd, cases, unit):
     """Device function: as `copy_pieces`, where a panel has `rows_cd` blocks for each step of one of the `cases`.
 
     A warp takes whole panels, in code without loops, unless half of the warps or more would have none.
     """
-    by_pieces, pieces_of = jit_device(copy_pieces), number_bytes(unit)
-    least, largest = (-(-rows_cd * case[-1] * pieces_of // 8) for case in (cases[0], cases[-1]))
+    by_pieces, nbytes = jit_device(copy_pieces), number_bytes(unit)
+    least, largest = (-(-rows_cd * case[-1] * nbytes // 8) for case in (cases[0], cases[-1]))
     copies = make_copies(largest, 512, least)
 
     def panels(to, source, panel_bytes, pieces, prim, together, count, warp, warps):
@@ -197,10 +192,10 @@ def make_copy_panels(rows_cd, most, cases, unit):
         else:
             by_pieces(to, source, panel_bytes, pieces, prim, together, count, warp, warps)
 
-    return jit_device(panels if most == 1 else either)
+    return jit_device(either)
 
 
-def make_fetch(rows_cd, rows_ab, most, cases, unit):
+def make_fetch(rows_cd, rows_ab, cases, unit):
     """Device function: the threads start to copy what a step needs of `count` primitive quartets from n on.
 
     That is H and r to the shared address `at`, where there is room for `together` panels of `panel_size` numbers, and r
@@ -208,12 +203,12 @@ def make_fetch(rows_cd, rows_ab, most, cases, unit):
     `prim` and `shells` are the primitive ket pair and the shell quartet of each lane, and `bits` those of `look`. The
     panels are those of one of the `cases`, if there are any.
     """
-    run, place, number = jit_device(copy_run), block_of(most), number_bytes(unit)
-    panels = make_copy_panels(rows_cd, most, cases, unit) if cases else jit_device(copy_pieces)
+    run, number = jit_device(copy_run), number_bytes(unit)
+    panels = make_copy_panels(rows_cd, cases, unit) if cases else jit_device(copy_pieces)
     gamma_step, row_blocks = 64 * number * rows_ab, make_copies(-(-rows_ab * number // 8), 512)
 
     def fetch(at, of_gamma, panel, panel_size, together, prim, r, n, count, gamma, block, shells, bits):
-        tid, (warp, warps) = i32(cuda.threadIdx.x), place()
+        tid, warp, warps = i32(cuda.threadIdx.x), i32(cuda.threadIdx.x >> 5), i32(cuda.blockDim.x >> 5)
         lane, panel_bytes, r_bytes = i32(tid & 31), i32(number * panel_size), i32(number * r.stride)
         source = address_at(address_of(r.numbers, i64(2 * tid)), n, r_bytes)
         run(i32(at + together * panel_bytes + 16 * tid), source, i32(count * r_bytes) >> 4, tid, i32(32 * warps))
@@ -236,11 +231,11 @@ def make_fetch(rows_cd, rows_ab, most, cases, unit):
     return jit_device(fetch)
 
 
-def reverse_fused(rows_cd, rows_ab, nt, most, slots, blocks, ends, unit):
-    """Kernel factory: 8 `rows_cd` and 8 `rows_ab` rows, 8 `nt` columns of a warp; see above for `slots`.
+def reverse_fused(rows_cd, rows_ab, nt, ends, unit):
+    """Kernel factory: 8 `rows_cd` and 8 `rows_ab` rows, 8 `nt` columns of a warp; `unit` as of the device, or `TF32`.
 
-    A block of threads has up to `most` warps. With `ends`, the last of `ends_together`, the first product is code
-    without loops, and the words that say where [q|p] is are in registers; without, they are in shared memory.
+    With `ends`, the last of `ends_together`, the first product is code without loops, and the words that say where
+    [q|p] is are in registers; without, they are in shared memory.
     """
     wide, single, number, size = unit == "dmma16", unit == TF32, number_bytes(unit), 64 * rows_cd * rows_ab
     cases, precision = ends_together(ends) if ends else (), precision_of(single)
@@ -253,17 +248,17 @@ def reverse_fused(rows_cd, rows_ab, nt, most, slots, blocks, ends, unit):
     second_product, add_tile = make_second_product(rows_cd, rows_ab, nt, unit), make_add_tile(rows_ab, nt, single)
     empty_u, empty_z = (make_empty(2 * rows * nt, precision) for rows in (rows_cd, rows_ab))
     column_state, run, look_at = make_column_state(nt, False), jit_device(copy_run), jit_device(look)
-    fetch, quartets = make_fetch(rows_cd, rows_ab, most, cases, unit), jit_device(quartets_of)
-    of_block, wait, blocks_in_panel = block_of(most), make_wait_copies(0), jit_device(blocks_of_h)
+    fetch, quartets = make_fetch(rows_cd, rows_ab, cases, unit), jit_device(quartets_of)
+    wait, blocks_in_panel = make_wait_copies(0), jit_device(blocks_of_h)
 
     def kernel(
         kets: KetPrimitives, panel: Panel, levels: Levels, r: R, words: F64, np8: i64,
         gamma: F64, block: i64, row_bytes: i64, z: ReverseSums, first_prim: i64, parts: i64, each: i64,
-        column_blocks: i64, together: i64, case: i64,
+        column_blocks: i64, together: i64, slots: i64, case: i64,
     ):  # fmt: skip
         shared = cuda.shared.array(0, f64)
-        tid, place, (warp, warps) = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x), of_block()
-        lane, threads = tid & 31, i64(32 * warps)
+        tid, place, threads = i64(cuda.threadIdx.x), i64(cuda.blockIdx.x), i64(cuda.blockDim.x)
+        lane, warp, warps = tid & 31, tid >> 5, threads >> 5
         rest = quotient(place, column_blocks)
         own, column_block = quotient(rest, parts), place - rest * column_blocks
         part = rest - own * parts
@@ -288,35 +283,29 @@ def reverse_fused(rows_cd, rows_ab, nt, most, slots, blocks, ends, unit):
             state = column_state(column, np8, i64(0), np8, i64(0))
         cuda.syncthreads()
         steps = i32(together)
-        tile, slot, count = empty_z(), i64(0), min(steps, left)
+        tile, slot, count, bits, of_slot = empty_z(), i64(0), i32(0), i32(0), i32(0)
         of_lane = i32(row_bytes * (lane >> 2) + 2 * number * (lane & 3))
-        shells, prim_kl, bits = look_at(kets, n, count)
-        next_shells, next_prim_kl, next_bits = shells, prim_kl, bits
-        if slots == 2:
-            fetch(ring, base, panel, panel_size, steps, prim_kl, r, n, count, gamma, block, shells, bits)
-        while count > 0:
-            n, left = i32(n + count), i32(left - count)
+        shells, prim_kl = i32(0), i32(0)
+        # the `count` primitive quartets of a slot are fetched in the turn before, or with one slot in the same turn
+        while i32(count + left) > 0:
             following = min(steps, left)
             if following > 0:
-                next_shells, next_prim_kl, next_bits = look_at(kets, n, following)
-            if slots == 2:
-                wait()
-                cuda.syncthreads()
-                if following > 0:
-                    fetch(
-                        ring + (1 - slot) * slot_size, base + number * (1 - slot) * (together * size), panel,
-                        panel_size, steps, next_prim_kl, r, n, following, gamma, block, next_shells, next_bits,
-                    )  # fmt: skip
-            else:
-                cuda.syncthreads()
+                shells, prim_kl, bits = look_at(kets, n, following)
+            wait()
+            cuda.syncthreads()
+            other = (slots - 1) * (1 - slot)
+            if following > 0:
                 fetch(
-                    ring, base, panel, panel_size, steps, prim_kl, r, i32(n - count), count, gamma, block, shells, bits
+                    ring + other * slot_size, base + number * other * (together * size), panel, panel_size, steps,
+                    prim_kl, r, n, following, gamma, block, shells, bits,
                 )  # fmt: skip
+            if slots == 1:
                 wait()
                 cuda.syncthreads()
+                count, of_slot = following, bits
             here = ring + slot * slot_size + 2 * number * lane
             of_gamma = base + number * slot * (together * size) + of_lane
-            here, of_gamma, later = i32(here), i32(of_gamma), i32(bits >> 1)
+            here, of_gamma, later = i32(here), i32(of_gamma), i32(of_slot >> 1)
             r_here = i32(ring + slot * slot_size + together * number * panel_size)
             while count > 0:
                 # the primitive quartets of a shell quartet
@@ -334,13 +323,13 @@ def reverse_fused(rows_cd, rows_ab, nt, most, slots, blocks, ends, unit):
                     more, later = count > 0 and later & 1 == 0, i32(later >> 1)
                 tile = second_product(tile, u, of_gamma, i32(row_bytes))
                 of_gamma = i32(of_gamma + number * size)
+            n, left, slot = i32(n + following), i32(left - following), other
             if slots == 2:
-                slot = 1 - slot
-            count, shells, prim_kl, bits = following, next_shells, next_prim_kl, next_bits
+                count, of_slot = following, bits
         target = ((part * z.nprim + first_prim + own - z.first_prim) * np8 + column) * z.rows + 2 * (lane & 3)
         add_tile(tile, z.numbers, target * 8 + (lane >> 2), z.rows * 8, np8 - column)
 
-    return Kernel(kernel, (32 * most, blocks))
+    return Kernel(kernel, registers=REVERSE.registers_for(register_needs(rows_cd, rows_ab, nt, ends, unit)))
 
 
 # launcher
@@ -349,27 +338,25 @@ def reverse_fused(rows_cd, rows_ab, nt, most, slots, blocks, ends, unit):
 class FusedReverse(NamedTuple):
     """Facts of the variant for a class, then numbers of a launch.
 
-    Those are the warps of a block, primitive quartets of a step, bytes of shared memory, and the place of the ends of
-    the class among `ends_together`.
+    Those are the warps of a block, primitive quartets of a step, slots, bytes of shared memory, and the place of the
+    ends of the class among `ends_together`.
     """
 
     rows_cd: int
     rows_ab: int
     nt: int
-    most: int
-    slots: int
-    blocks: int
     ends: tuple
     unit: str
     warps: int
     together: int
+    slots: int
     shared: int
     case: int
 
     @property
     def variant(self):
         """The facts of the variant."""
-        return self[:8]
+        return self[:5]
 
     def column_blocks(self, hermite):
         """Blocks of threads for the Hermite functions of the bra."""
@@ -382,9 +369,15 @@ def ends_together(ends):
     return next((several for several in REVERSE.ends_together if ends in several), (ends,))
 
 
+def filled_rows(nab):
+    """Blocks of 8 rows of the variant that takes so many functions of the bra; the last ones may be empty."""
+    blocks = blocks_of_8(nab)
+    return next((rows for rows in REVERSE.bra_rows if rows >= blocks), blocks)
+
+
 def shared_bytes(unit, bra, ket, hermite, known, together):
     """Bytes of shared memory: the words, unless they are `known`, and for each slot Gamma, H and r of a step."""
-    rows_ab, rows_cd, single = blocks_of_8(bra.nab), blocks_of_8(ket.nab), unit == TF32
+    rows_ab, rows_cd, single = filled_rows(bra.nab), blocks_of_8(ket.nab), unit == TF32
     steps, np8 = blocks_of_8(ket.nherm), blocks_of_8(hermite.nherm)
     quartet = 64 * rows_ab * rows_cd + blocks_of_h(rows_cd * steps, single) * 64 + r_stride_of(ket, hermite, single)
     return 0 if known else 128 * np8 * steps, number_bytes(unit) * together * quartet
@@ -395,33 +388,28 @@ def fused_reverse(unit, bra, ket, hermite, room):
     """`FusedReverse` for `ListFacts` of the bra, the ket, and the Hermite functions of the bra; None if none fits.
 
     `room`: the bytes of shared memory that a block may have. In `TF32` a warp has four blocks of columns, if there are
-    more than two, as it reads less H and Gamma for each; and few variants have to do for all classes.
+    more than two, as it reads less H and Gamma for each.
     """
     single, np8 = unit == TF32, blocks_of_8(hermite.nherm)
     nt = 4 if single and np8 > 2 else 2
-
-    rows_ab, rows_cd = blocks_of_8(bra.nab), blocks_of_8(ket.nab)
+    rows_ab, rows_cd = filled_rows(bra.nab), blocks_of_8(ket.nab)
     if turned_split(ket.nab)[0] > 1 or rows_ab + rows_cd > (REVERSE.most_singles if single else REVERSE.most_fused):
         return None
     warps = min(REVERSE.most_warps, -(-np8 // nt))
-    most = max(4, warps) if single else max(3, warps) if warps > 1 else 1
-    words, ends, case = 0, (), 0
+    ends, case = (), 0
     if nt * blocks_of_8(ket.nherm) <= REVERSE.most_words * (2 if single else 1):
         own = tuple(level_ends(ket.h_class, rows_cd, 1).tolist())
         several = ends_together(own)
         ends, case = several[-1], several.index(own)
-        words = nt * ends[-1]
     if single and not ends:
         return None
-    blocks = REVERSE.blocks(2 * nt * (rows_ab + rows_cd + 1) * number_bytes(unit) // 8, words, most)
+    resident = REVERSE.resident_warps(register_needs(rows_cd, rows_ab, nt, ends, unit)) // warps * warps
     for together, slots in REVERSE.steps[: -1 if single else None]:
-        least = blocks * most // warps * warps
-        least = min(REVERSE.least_warps, least) if together == 1 else least
+        least = min(REVERSE.least_warps, resident) if together == 1 else resident
         fixed, slot = shared_bytes(unit, bra, ket, hermite, bool(ends), together)
         shared = fixed + slots * slot
         if shared <= room and 2 * SHARED_BYTES // shared * warps >= least:
-            facts = rows_cd, rows_ab, nt, most, slots, blocks, ends, unit
-            return FusedReverse(*facts, warps, together, shared, case)
+            return FusedReverse(rows_cd, rows_ab, nt, ends, unit, warps, together, slots, shared, case)
     return None
 
 
@@ -453,5 +441,5 @@ def launch_reverse_fused(context, plan, ab, cd, h, gamma, hermite, r, kets, z, p
         kets, (h, plan.rows_cd, blocks_of_8(ket.nherm)), levels_of(context, ket, plan.rows_cd, True),
         (r, r_stride_of(ket, hermite, single)), context.table(all_words, *words_of(ket, hermite)), np8, gamma,
         gamma_size(bra, ket, False, single) // plan.rows_cd, number_bytes(plan.unit) * min(8, ket.nab),
-        z, ab.first_prim, parts, each, column_blocks, plan.together, plan.case,
+        z, ab.first_prim, parts, each, column_blocks, plan.together, plan.slots, plan.case,
     )  # fmt: skip

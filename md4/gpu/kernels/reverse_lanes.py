@@ -226,11 +226,10 @@ class LanePlan(NamedTuple):
 @cache
 def lane_plan(bra, ket, hermite):
     """`LanePlan` for `ListFacts` of the bra, the ket, and the Hermite functions of the bra; None for larger classes."""
-    elements, row = len(class_elements(ket.h_class)), nherm(hermite.l + ket.l) | 1
-    if lane_set_bytes(row) > REVERSE.lane_bytes or elements * hermite.nherm > REVERSE.lane_elements:
+    if hermite.l + ket.l > REVERSE.lane_l:
         return None
     # in the code, for a pair of contracted functions
-    of_one = (elements + bra.nab * ket.nab) // (ket.nctr_a * ket.nctr_b)
+    of_one = (len(class_elements(ket.h_class)) + bra.nab * ket.nab) // (ket.nctr_a * ket.nctr_b)
     most = min(hermite.nherm, REVERSE.lane_doubles // bra.nab, REVERSE.lane_products // of_one)
     warps = -(-hermite.nherm // most) if most else REVERSE.lane_warps + 1
     return LanePlan(-(-hermite.nherm // warps), warps) if warps <= REVERSE.lane_warps else None

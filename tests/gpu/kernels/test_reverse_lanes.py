@@ -41,7 +41,7 @@ def tuned(monkeypatch):
 @pytest.mark.parametrize("doubles", [40, 14])
 def test_warps_that_share_the_functions(doubles, nprim, tuned):
     """Each has all of them, or some, the last one fewer; the last 32 quartets of a bra pair are not all there."""
-    tuned(lane_doubles=doubles)
+    tuned(lane_doubles=doubles, lane_l=5)
     basis = basis_of((0, 1), nprim)
     dm = symmetric(basis.nao)
     right = md4.JK(basis, backend="cpu").gradient(dm, tolerance=0)
