@@ -385,7 +385,8 @@ def test_errors_of_primitive_quartets_are_bounded(part, way, monkeypatch):
 def test_any_primitive_quartets_may_be_left_out(monkeypatch):
     """By random bounds: also all of a shell quartet for some primitive bra pairs, whose Gamma is not read then."""
     monkeypatch.setattr(forces, "limit_of", lambda way, tolerance: 2e11 * tolerance * way.listed)
-    mol = molecule("H 0 0 0; H 0.3 -0.2 1.9; H 0.3 0.9 3.1", {"H": [[1, [6.0, 0.5], [0.3, 0.7]]]})
+    shells = [[0, [6.0, 0.5], [0.3, 0.7]], [1, [0.8, 1.0]]]
+    mol = molecule("H 0 0 0; H 0.3 -0.2 1.9; H 0.3 0.9 3.1", {"H": shells})
     dm, found = symmetric(mol.nao), []
     for way in ("reverse_lanes", "reverse_fused"):
         with running() as machine:
