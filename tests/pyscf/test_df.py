@@ -30,7 +30,9 @@ def ours(water):
 
 @pytest.fixture(scope="module")
 def theirs(water):
-    return df.DF(water, AUXILIARY).build()
+    fit = df.DF(water, AUXILIARY)
+    fit.max_memory = 1 << 20  # MB: in memory, however much of it this process has taken
+    return fit.build()
 
 
 @pytest.fixture(scope="module")
