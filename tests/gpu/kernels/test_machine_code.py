@@ -63,9 +63,8 @@ SPILLS = {
     "whole_panel": 240,  # 232 of contracted bras at four blocks of rows on sm_100; 28 at most on sm_90
     "ket_transform": 130,  # turned, on sm_100: 128 at seven blocks of rows and six of columns
     "digest_rows": 100,  # at tiles of 5 x 7 on sm_100, 60 at 7 x 3 on sm_90
-    # 1900 on sm_100, 1884 on sm_80, for kets of (fs) and six functions of the bra, 3.5 ms of forces of 27 waters; 1360
-    # for kets of (gs)
-    "reverse_lanes": 1910,
+    # 132 for erfc on sm_100, 40 at most otherwise; 24 for 1/r
+    "reverse_lanes": 140,
     # 312 at two blocks of cd and six of ab on sm_90, 276 at three and four, mostly beside the products; 224 at most
     # otherwise, of the variants of 8 waters in cc-pVQZ; in TF32 392 on sm_80 and 348 on sm_90 at six and four, below
     # 260 at all others that were looked at
