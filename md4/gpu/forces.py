@@ -7,8 +7,8 @@
 The Hermite functions of a primitive bra pair are functions of a ket in step 1. A task is a piece of a bra list with all
 ket lists. First the device counts the ket pairs that count with each bra pair (`md4.gpu.kernels.select_kets`). Then
 
-- `md4.gpu.kernels.reverse_lanes` does steps 1 and 2 for lists of these, of the smallest classes;
-- `md4.gpu.kernels.reverse_fused` does so on tensor cores, for small and middle classes;
+- `md4.gpu.kernels.reverse_lanes` does steps 1 and 2 for lists of these, of small and middle classes;
+- `md4.gpu.kernels.reverse_fused` does so on tensor cores, for middle classes;
 - for large classes step 1 is that of integrals, with U in memory, and step 2 is `md4.gpu.kernels.reverse_sums`. These
   take rectangles: with each bra pair all ket pairs up to the last one that counts, whose bounds fall.
 
@@ -32,7 +32,7 @@ from md4.gpu.coulomb_forces import CoulombBounds, CoulombForces, apart_from_exch
 from md4.gpu.dealing import Dealer
 from md4.gpu.force_planes import Plane, plane_of
 from md4.gpu.force_tasks import ForceTasks
-from md4.gpu.h_layout import BRA_SINGLES, BRA_TURNED, KET_ROWS
+from md4.gpu.h_layout import BRA_SINGLES, BRA_TURNED
 from md4.gpu.hermite_coulomb import first_aos
 from md4.gpu.kernels.density_blocks import launch_density_blocks
 from md4.gpu.kernels.gamma_blocks import gamma_numbers, gamma_size, launch_gamma, launch_gamma_of_table
@@ -55,7 +55,7 @@ from md4.gpu.kernels.select_kets import (
 from md4.gpu.kernels.two_products import BEHIND, bra_form
 from md4.gpu.paths import bra_launcher
 from md4.gpu.r_layout import r_stride_of
-from md4.gpu.reverse_ways import WORK, Listed, TaskSums, Way, chunks, columns, hermite_side, part_of, parts_of
+from md4.gpu.reverse_ways import Listed, TaskSums, Way, chunks, columns, hermite_side, part_of, parts_of
 from md4.gpu.tiles import blocks_of_8
 from md4.gpu.tuning import CHUNK_BYTES, REVERSE
 from md4.plan import groups_within
@@ -434,9 +434,9 @@ class DeviceForces(ForceTasks, CoulombBounds):
         found, both, seconds, every = {}, {}, Counter(), 0.0
         for (n, bra), (m, ket) in product(enumerate(lists), repeat=2):
             found[n, m] = way = Way.of(context, bra, ket, plane)
+            every += (taken := way.seconds * bra.nprim * ket.nprim)
             if way.fused:
                 both[n, m] = way.with_singles(context, self.extent, bra.facts, ket.facts)
-                every += (taken := WORK * way.work * bra.nprim * ket.nprim)
                 for variant in {plan.variant for plan in both[n, m].singles}:
                     seconds[variant] += taken
         least = max(REVERSE.single_seconds, REVERSE.single_share * every)
@@ -525,9 +525,9 @@ class DeviceForces(ForceTasks, CoulombBounds):
             launch_gamma(context, in_lanes, (table.bra, table.ket), aos, ab, cd, d, gamma, facts, single)
         kets = table.first_quartets, table.ket_prims, table.shells
         if in_lanes:
-            (meeting,), (z,), h = way.meetings, fields, cd.h(KET_ROWS).array
+            (meeting,), (z,) = way.meetings, fields
             launch_reverse_lanes(
-                context, backend.operator, way.lanes, ab, cd, h, gamma, shells, meeting.hermite, kets, z, parts, each
+                context, backend.operator, way.lanes, ab, cd, gamma, shells, meeting.hermite, kets, z, parts, each
             )  # fmt: skip
             return
         r, of_prims = context.pool.room("r", quartets * way.r), (table.ket_prims, table.bra_prims)

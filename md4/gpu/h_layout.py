@@ -26,13 +26,12 @@ class HForm:
 
     Attributes
     ----------
-    layout : {'fragments', 'blocks', 'matrix', 'by row', 'by contraction', 'by column'}
+    layout : {'fragments', 'blocks', 'matrix', 'by row', 'by column'}
         'fragments': a left operand, [p block of 8][fragment of 16 rows][p half][lane][row half].
         'blocks': a right operand, [p block of 8][row block of 8][8 rows][8 p].
         'matrix': [row][p] as it is, without padding.
-        'by row', 'by contraction', 'by column': only the elements that symmetry lets be other than zero, ordered by
-        row, by row for one pair of contracted functions after the other, or by p. With 'by column', primitive pairs
-        are in slots (`md4.gpu.pair_layout`), and slots run fastest.
+        'by row', 'by column': only the elements that symmetry lets be other than zero, ordered by row or by p. With
+        'by column', primitive pairs are in slots (`md4.gpu.pair_layout`), and slots run fastest.
     sign : bool
         Elements carry (-1)^|q|, as those of a ket do.
     rows : {'natural', 'staircase', 'turned'}
@@ -78,7 +77,6 @@ KET_STEPS = HForm("blocks", True, "natural", "staircase")
 # A thread a quartet.
 BRA_ELEMENTS, KET_ELEMENTS = HForm("by row", False), HForm("by column", True)
 KET_SINGLES = HForm("by column", True, single=True)
-KET_ROWS = HForm("by contraction", True)
 
 
 def panel_row(n):
@@ -105,7 +103,7 @@ def blocks_of_h(count, single):
 def form_size(pairs, form):
     """Numbers of the H of one primitive pair of a list in a form."""
     if form.layout.startswith("by"):
-        return listed_elements(form, pairs.h_class).size // 2
+        return len(listed_elements(form, pairs.h_class))
     if form.layout == "matrix":
         return pairs.nab * pairs.nherm
     return blocks_of_h(blocks_of_8(pairs.nherm) * form_rows(pairs.nab, form), form.single) * 64
@@ -148,18 +146,10 @@ def check_derived_rows(facts, e_bytes, room):
 
 @cache
 def listed_elements(form, facts):
-    """The elements (row, p) of a form that lists them, in its order, padded by -1 to an even number.
-
-    Shape (n, even, 2), n = 1, or the pairs of contracted functions if they are apart.
-    """
-    (row, p), parts, keys = class_elements(facts).T, 1, ()
-    if form.layout == "by contraction":
-        of_a, of_b = np.divmod(row, facts.nb)
-        parts = facts.nctr_a * facts.nctr_b
-        keys = (of_a * facts.nctr_a // facts.na * facts.nctr_b + of_b * facts.nctr_b // facts.nb,)
-    order = np.lexsort((row, p) if form.layout == "by column" else (p, row, *keys))
-    elements = np.stack([row, p], axis=1)[order].reshape(parts, -1, 2)
-    return np.pad(elements, ((0, 0), (0, elements.shape[1] % 2), (0, 0)), constant_values=-1)
+    """The elements (row, p) of a form that lists them, in its order, padded by -1 to an even number; shape (n, 2)."""
+    row, p = class_elements(facts).T
+    order = np.lexsort((row, p) if form.layout == "by column" else (p, row))
+    return np.pad(np.stack([row, p], axis=1)[order], ((0, len(row) % 2), (0, 0)), constant_values=-1)
 
 
 @cache
@@ -171,7 +161,7 @@ def form_positions(form, facts):
     """
     nab, nh, l, first, mirror = facts.nab, facts.nherm, facts.l, facts.first, facts.mirror
     if form.layout.startswith("by"):
-        rows, p = listed_elements(form, facts).reshape(-1, 2).T
+        rows, p = listed_elements(form, facts).T
     elif form.layout == "matrix":
         rows, p = np.divmod(np.arange(nab * nh), nh)
         p = p + first

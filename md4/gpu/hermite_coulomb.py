@@ -23,11 +23,13 @@ from md4.gpu.kernels.narrow import launch_narrow
 from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE, extent, has_range_of_single, largest_single_exponent
 from md4.gpu.pair_order import PairOrder, overlap, part_of_order, rows_together
 from md4.gpu.r_layout import r_stride
+from md4.method.angular import nherm
 from md4.method.derivatives import OF_A, OF_B
 from md4.plan import chunks
 
 SINGLE_RATIO = 1e5  # quartets below this many tolerances are computed in single precision; 0: none
 FEWEST_SINGLES = 1 << 21  # primitive quartets that a launch in single precision should have, about
+SINGLE_SHARE = 0.04  # part of the products of gradients from which on two degrees have kernels in single precision
 GRADIENT_THREAD_L = 9  # highest L of which a thread takes a primitive quartet for gradients, with kernels of their own
 R_BYTES = 256 << 20  # bytes of r of a chunk
 
@@ -230,7 +232,7 @@ class DeviceCoulomb:
         """One of several parts of the bra's places with all of the ket's, by `md4.gpu.kernels.coulomb_threads`."""
         backend, least, single = self.backend, self.least, False
         limits = least, least, 0.0
-        if self.with_singles and in_single(bra.l, ket.l):
+        if self.with_singles and in_single(bra.l, ket.l) and self.worth_singles(bra, ket):
             double = SINGLE_RATIO * least
             # without a tolerance as if all of them could be
             count = found.work[-1] - (overlap(bra.order, ket.order, double).work[-1] if least > 0 else 0)
@@ -245,6 +247,14 @@ class DeviceCoulomb:
                     (bra.records, bra.reach, *ends, *of_bra), (ket.records, ket.reach, 0, found.width, *of_ket),
                     limits, found.filled, in_fp32,
                 )  # fmt: skip
+
+    def worth_singles(self, bra, ket):
+        """Whether two degrees have enough of the products of all for kernels of their own, which only gradients ask."""
+        if self.more == 0:
+            return True
+        numbers = {l: degree.order.nprim * nherm(l) for l, degree in self.degrees.items()}
+        own = numbers[bra.l] * numbers[ket.l] * (1 if bra is ket else 2)
+        return own >= SINGLE_SHARE * sum(numbers.values()) ** 2
 
     def contract(self, bra, ket, first, count, width, most):
         """So many of the bra's places with the first `width` of the ket's, r of at most `most` quartets in memory."""

@@ -30,9 +30,9 @@ from md4.method.mirror import part_functions
 from md4.shells.shell_pairs import list_facts, part_facts
 
 # What `md4.gpu.kernels.reverse_fused` takes: predicted seconds of a product of blocks of 8, and such products as whose
-# the rest of what a warp does for a primitive quartet counts. What must be saved by even and odd functions that meet
-# apart, without screening: there are more launches.
-WORK, WARP_WORK, LEAST_SAVED = 2.4e-11, 4, 1e-4
+# the rest of what a warp does for a primitive quartet counts. What lanes take, over `LanePlan.cycles`. What must be
+# saved by even and odd functions that meet apart, without screening: there are more launches.
+WORK, WARP_WORK, LANE_WORK, LEAST_SAVED = 2.4e-11, 4, 1.9e-13, 1e-4
 
 
 @cache
@@ -128,13 +128,13 @@ class Way(NamedTuple):
     def of(cls, context, ab, cd, plane):
         """On a device, for two prepared lists, and as for `meetings`."""
         bra, ket = ab.facts, cd.facts
-        lanes, whole = lane_plan(bra, ket, hermite_of(bra)), meetings(bra, ket, None)
+        lanes, whole = lane_plan(bra, ket, hermite_of(bra), context.block_shared), meetings(bra, ket, None)
         if lanes:
             return cls(lanes, (), (), whole, (gamma_size(bra, ket, True),), 0)
         found = cls.in_meetings(context, whole)
         if plane is not None:
             apart = cls.in_meetings(context, meetings(bra, ket, plane))
-            saved = (found.work - apart.work) * WORK * ab.nprim * cd.nprim
+            saved = (found.seconds - apart.seconds) * ab.nprim * cd.nprim
             if not (found.fused and apart.fused) or saved > LEAST_SAVED:
                 return apart
         return found
@@ -158,6 +158,11 @@ class Way(NamedTuple):
             return self
         plans = tuple(fused_reverse(TF32, *one, context.block_shared) for one in self.meetings)
         return self if None in plans else self._replace(singles=plans)
+
+    @property
+    def seconds(self):
+        """About what `lanes` or `fused` take for a primitive quartet; 0 of rectangles."""
+        return LANE_WORK * self.lanes.cycles if self.lanes else WORK * self.work
 
     @property
     def work(self):

@@ -25,27 +25,22 @@ class ReverseTuning:
     registers: tuple  # of a thread, about, beside those of U, Z and one operand: with these words, and without
     least_warps: int  # warps that must share one by its shared memory
     steps: tuple  # (primitive quartets of a step, slots), the first for which shared memory has room
-    lane_l: int  # of a lane a quartet: highest L of r
-    lane_doubles: int  # most doubles of Z of a lane
-    lane_products: int  # most products in its code
-    lane_warps: int  # most warps that share the functions p
+    lane_functions: int  # most Hermite functions of derivatives, which are in lanes then
+    lane_numbers: int  # most numbers of Z and W of a lane
+    lane_registers: tuple  # of a lane, about, for each number of Z and W, and others
     fused_pieces: tuple  # of lists on tensor cores: fewest primitive quartets of a piece, pieces that fill a device
     lane_pieces: tuple  # the same of a lane a quartet
     single_ratio: float  # quartets below this many tolerances are computed in TF32; 0: none
-    single_share: float  # part of the products of all lists from which on a variant in TF32 is worth its compilation
-    single_seconds: float  # and predicted time of its products
-
-    def lane_blocks(self, nbytes, doubles):
-        """Warps, each with so many bytes of shared memory, that share a multiprocessor."""
-        return max(1, min(16 if doubles <= 8 else 12, 2 * SHARED_BYTES // nbytes))
+    single_share: float  # part of the predicted time of all lists from which on a variant in TF32 is compiled
+    single_seconds: float  # and its predicted time
 
     @staticmethod
     def resident_warps(needs):
-        """Warps that share a multiprocessor where a thread needs so many registers, of which a few may be lacking.
+        """Warps that share a multiprocessor where a thread needs so many registers.
 
         Each of its four parts has 512 for a lane of each of its warps.
         """
-        return 4 * max(1, int(512 / needs + 0.3))
+        return 4 * max(1, int(512 / needs))
 
     def registers_for(self, needs):
         """Registers that a thread then gets at most, in eights."""
@@ -58,9 +53,9 @@ REVERSE = ReverseTuning(
         ((1,), (2,), (3,)), ((1, 2), (2, 2), (2, 3), (3, 3), (2, 5)), ((2, 3, 3), (2, 4, 5), (3, 4, 5), (4, 4, 5)),
         ((2, 4, 4, 5), (3, 6, 7, 7)),
     ),
-    registers=(56, 104), least_warps=8, steps=((8, 2), (4, 2), (2, 2), (1, 2), (1, 1)),
-    lane_l=4, lane_doubles=40, lane_products=1000, lane_warps=5,
-    fused_pieces=(32, 6000), lane_pieces=(256, 12000), single_ratio=2e4, single_share=0.01, single_seconds=1e-3,
+    registers=(58, 104), least_warps=8, steps=((8, 2), (4, 2), (2, 2), (1, 2), (1, 1)),
+    lane_functions=35, lane_numbers=95, lane_registers=(1.7, 51),
+    fused_pieces=(32, 6000), lane_pieces=(256, 12000), single_ratio=2e4, single_share=0.02, single_seconds=1e-3,
 )  # fmt: skip
 
 # Shared memory of a block that still lets two share a multiprocessor.

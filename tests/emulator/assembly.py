@@ -101,9 +101,6 @@ class Translation:
         sizes = ", ".join(map(self.value, operands[2:]))
         return f"m.copy({self.address(operands[0])}, {self.address(operands[1])}, {sizes})"
 
-    def on_prefetch(self, opcode, kind, operands):
-        return "pass"
-
     def on_bar(self, opcode, kind, operands):
         return f"m.meet({', '.join(map(self.value, operands))})"
 

@@ -629,6 +629,7 @@ def test_no_memory(what, call, monkeypatch):
 def test_h_makes_room(monkeypatch):
     """For forces that of builds is given up, for builds that of forces, where there is no memory for both."""
     monkeypatch.setattr(DeviceSums, "mixed_shells", 0)
+    monkeypatch.setattr(reverse_ways, "lane_plan", lambda *_: None)  # which take no H
     basis = Basis([Shell(0, [1.3, 0.4][:count], [0.8, 0.5][:count], (0, 0, 1.1 * count)) for count in (1, 2)])
     dm = symmetric(basis.nao)
     with running():
@@ -663,8 +664,9 @@ def test_h_makes_room(monkeypatch):
         assert sum(this.h_bytes for this in of_forces) == 0
 
 
-def test_h_of_the_same_lists():
+def test_h_of_the_same_lists(monkeypatch):
     """Forces on the lists of builds are not asked to give up what builds keep."""
+    monkeypatch.setattr(reverse_ways, "lane_plan", lambda *_: None)  # which take no H
     with running():
         jk = md4.JK(SMALL, backend="cuda")
         jk.gradient(symmetric(SMALL.nao))

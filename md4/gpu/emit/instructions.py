@@ -354,12 +354,6 @@ def make_copy_rows(count, to_step):
     return copy_rows
 
 
-@word(None, i64)
-def prefetch(address):
-    """The line of 128 bytes at a global address is to come to the L2 cache."""
-    call_asm(None, [address], "prefetch.global.L2 [$0];", "l", effects=True)
-
-
 # Closes a group of asynchronous copies.
 commit_copies = statement("cp.async.commit_group;")
 

@@ -13,75 +13,63 @@ from nuclear_forces import symmetric
 import md4
 from md4.gpu import reverse_ways
 from md4.gpu.buffers import Buffer
-from md4.gpu.kernels import reverse_lanes
 from md4.gpu.kernels.density_blocks import launch_density_blocks
 from md4.gpu.kernels.gamma_blocks import gamma_numbers, gamma_size, launch_gamma
-from md4.gpu.kernels.reverse_lanes import columns_of, lane_plan
+from md4.gpu.kernels.reverse_lanes import LanePlan, lane_plan, set_bytes, stride_of
 from md4.gpu.reverse_ways import hermite_facts
 from md4.gpu.tuning import REVERSE
+from md4.method.angular import nherm
 from md4.shells.shell_pairs import list_facts
 
+# Bytes of shared memory that a block may have on any device.
+LEAST_SHARED = 64 << 10
 
-@pytest.fixture
-def tuned(monkeypatch):
-    """Changes `REVERSE` for this kernel; a warp takes all kets."""
+
+@pytest.fixture(autouse=True)
+def one_part(monkeypatch):
+    """A block takes all kets."""
     monkeypatch.setattr(reverse_ways, "REVERSE", replace(REVERSE, most_parts=1))
 
-    def change(**options):
-        monkeypatch.setattr(reverse_lanes, "REVERSE", replace(REVERSE, **options))
 
-    lane_plan.cache_clear()
-    yield change
-    lane_plan.cache_clear()
-
-
-@pytest.mark.sample("*-1")
-@pytest.mark.races
-@pytest.mark.parametrize("nprim", [1, 2])
-@pytest.mark.parametrize("doubles", [40, 14])
-def test_warps_that_share_the_functions(doubles, nprim, tuned):
-    """Each has all of them, or some, the last one fewer; the last 32 quartets of a bra pair are not all there."""
-    tuned(lane_doubles=doubles, lane_l=5)
-    basis = basis_of((0, 1), nprim)
-    dm = symmetric(basis.nao)
-    right = md4.JK(basis, backend="cpu").gradient(dm, tolerance=0)
-    with running() as machine:
-        found = md4.JK(basis, backend="cuda").gradient(dm, tolerance=0)
-    np.testing.assert_allclose(found, right, rtol=0, atol=1e-13 * abs(right).max())
-    assert machine.kernels >= {"reverse_lanes"}
-    assert ("reverse_fused" in machine.kernels) == (doubles == 14)  # (pp| has too many
-
-
-@pytest.mark.thorough
-@pytest.mark.races
-@pytest.mark.parametrize("doubles", [40, 24])
-def test_contracted_functions(doubles, tuned):
-    """Of kets whose shells have unlike numbers of them, in one warp or in several."""
-    tuned(lane_doubles=doubles)
-    rng, exponents = np.random.default_rng(doubles), np.array([0.5, 1.1])
-    coefficients = [rng.uniform(0.2, 1.0, (2, nctr)) for nctr in (3, 2)]
-    basis = md4.Basis.from_arrays([0, 1], [exponents] * 2, coefficients, rng.normal(size=(2, 3)), True)
-    dm = symmetric(basis.nao)
-    right = md4.JK(basis, backend="cpu").gradient(dm, tolerance=0)
-    with running() as machine:
-        found = md4.JK(basis, backend="cuda").gradient(dm, tolerance=0)
-    np.testing.assert_allclose(found, right, rtol=0, atol=1e-13 * abs(right).max())
-    assert "reverse_lanes" in machine.kernels
-
-
-@pytest.mark.thorough
-@pytest.mark.races
-def test_many_kets(tuned):
-    """More than a warp takes at a time."""
-    tuned()
-    basis = basis_of((0,) * 8)
+def compare(basis):
+    """The emulated GPU beside the CPU; (what ran, statistics)."""
     dm = symmetric(basis.nao)
     right = md4.JK(basis, backend="cpu").gradient(dm, tolerance=0)
     with running() as machine:
         jk = md4.JK(basis, backend="cuda")
-        np.testing.assert_allclose(jk.gradient(dm, tolerance=0), right, rtol=0, atol=1e-13 * abs(right).max())
-        assert jk.stats.computed == 36**2
-    assert machine.kernels >= {"reverse_lanes"}
+        found = jk.gradient(dm, tolerance=0)
+    np.testing.assert_allclose(found, right, rtol=0, atol=1e-13 * abs(right).max())
+    assert "reverse_lanes" in machine.kernels
+    return machine, jk.stats
+
+
+@pytest.mark.sample("1-3-2-1-2")
+@pytest.mark.races
+@pytest.mark.parametrize("nprim", [1, 2])
+@pytest.mark.parametrize("bits, warps, sets, blocks", [(5, 1, 1, 9), (4, 2, 1, 3), (3, 2, 2, 2), (2, 5, 2, 1)])
+def test_rows_and_quartets(bits, warps, sets, blocks, nprim, monkeypatch):
+    """Lanes are several functions of several quartets, some of which are none; some warps make r, or all."""
+    monkeypatch.setattr(reverse_ways, "lane_plan", lambda *_: LanePlan(bits, warps, sets, blocks))
+    machine, _ = compare(basis_of((0, 1), nprim))
+    assert "reverse_fused" not in machine.kernels
+
+
+@pytest.mark.thorough
+@pytest.mark.races
+@pytest.mark.parametrize("pure", [True, False])
+def test_contracted_functions(pure):
+    """Of kets whose shells have unlike numbers of them."""
+    rng, exponents = np.random.default_rng(5), np.array([0.5, 1.1])
+    coefficients = [rng.uniform(0.2, 1.0, (2, nctr)) for nctr in (3, 2)]
+    compare(md4.Basis.from_arrays([0, 2 - pure], [exponents] * 2, coefficients, rng.normal(size=(2, 3)), pure))
+
+
+@pytest.mark.thorough
+@pytest.mark.races
+def test_many_kets():
+    """More than a block takes at a time."""
+    _, stats = compare(basis_of((0,) * 8))
+    assert stats.computed == 36**2
 
 
 @pytest.mark.races
@@ -132,12 +120,23 @@ def facts(la, lb):
 @pytest.mark.parametrize("ket", [(0, 0), (1, 0), (1, 1), (2, 1), (2, 2), (6, 6)])
 @pytest.mark.parametrize("bra", [(0, 0), (1, 0), (1, 1), (2, 1), (2, 2), (6, 6)])
 def test_plans(bra, ket):
-    """All functions have a warp, none has too much, and large classes have no plan."""
+    """All functions have a lane, blocks fit any device, and large classes have no plan."""
     ab, hermite = facts(*bra), hermite_facts(sum(bra) + 1)
-    plan = lane_plan(ab, facts(*ket), hermite)
-    assert (plan is None) <= (sum(bra) + sum(ket) > 2)
-    assert (plan is not None) <= (sum(bra) + sum(ket) < 10)
+    plan = lane_plan(ab, facts(*ket), hermite, LEAST_SHARED)
+    assert (plan is None) == (sum(bra) > 3 or sum(ket) > 4)
     if plan is not None:
-        assert (plan.warps - 1) * plan.chunk < len(columns_of(hermite.l, 0)) <= plan.warps * plan.chunk
-        assert plan.chunk * ab.nab <= REVERSE.lane_doubles
-        assert plan.warps <= REVERSE.lane_warps
+        rows = plan.warps << (5 - plan.quartet_bits)
+        assert (plan.blocks - 1) * rows < ab.nab <= plan.blocks * rows
+        assert plan.sets <= plan.warps
+        assert plan.sets * set_bytes(hermite.l + sum(ket)) <= LEAST_SHARED
+        assert 0 < plan.cycles < np.inf
+
+
+def test_largest_class():
+    """Even r of the largest one fits the least shared memory that a block may have: that of compute capability 7.5."""
+    most = max(
+        stride_of(l + l_ket)
+        for l in range(1, 12) for l_ket in range(12)
+        if nherm(l) <= REVERSE.lane_functions and nherm(l) + nherm(l_ket) <= REVERSE.lane_numbers
+    )  # fmt: skip
+    assert 256 * (most + 2) <= LEAST_SHARED
