@@ -30,6 +30,7 @@ from md4.gpu.dry_run import BLOCK_SHARED
 from md4.gpu.hermite_rows import row_parts
 from md4.gpu.kernels.digest_in_place import digest_in_place, functions
 from md4.gpu.kernels.hermite_coulomb import correlation_by_warps, functions_of_a_lane
+from md4.gpu.kernels.reverse_lanes import reverse_lanes
 from md4.gpu.kernels.shell_pairs import pair_primitives
 from md4.gpu.kernels.thread_quartet import thread_quartet_integrals
 from md4.method.operators import OPERATORS
@@ -63,12 +64,8 @@ SPILLS = {
     "whole_panel": 240,  # 232 of contracted bras at four blocks of rows on sm_100; 28 at most on sm_90
     "ket_transform": 130,  # turned, on sm_100: 128 at seven blocks of rows and six of columns
     "digest_rows": 100,  # at tiles of 5 x 7 on sm_100, 60 at 7 x 3 on sm_90
-    # 132 for erfc on sm_100, 40 at most otherwise; 24 for 1/r
-    "reverse_lanes": 140,
-    # 312 at two blocks of cd and six of ab on sm_90, 276 at three and four, mostly beside the products; 224 at most
-    # otherwise, of the variants of 8 waters in cc-pVQZ; in TF32 392 on sm_80 and 348 on sm_90 at six and four, below
-    # 260 at all others that were looked at
-    "reverse_fused": 400,
+    # at three and eight blocks on sm_90, 212 at most otherwise
+    "reverse_fused": 270,
     "derivative_norms": 12,  # 8 on sm_90
     # 200 on sm_80, 168 on sm_90 where norms of thousands of shells stay in memory, else 76 at most; none of it is in
     # the loop over primitive pairs
@@ -79,6 +76,10 @@ SPILLS = {
 }
 
 
+# The same of lanes of gradients by l of the ket, whose polynomials registers do not hold beside Z: 344 bytes at (dd|
+# with 35 functions p on sm_80, 400 with erfc, 576 at (fd|, 916 at (gd| on sm_100. Up to l = 3 it is 428 with erfc at
+# (ss|, whose [0]^(m) need more registers than Z and W, and 36 with Coulomb's.
+LANE_SPILLS, SMALL_LANE_SPILLS = {4: 410, 5: 580, 6: 920}, {"coulomb": 44}
 # The same of a thread a quartet by L, 64 up to L = 4: 464 bytes at (gs|ps) on sm_90, 2920 at (dd|ds), Gaussian times
 # Coulomb, on sm_100, 2896 with Coulomb's. Faster than the fused kernel all the same (bench/results/low_l6.log). Kernels
 # with large stacks have been assembled with other options (`OPTIONS` in md4/gpu/machine_code.py), as on a GPU.
@@ -111,6 +112,9 @@ def budget(variant):
         wide = many or max(variant.facts[0:8:2]) > 2
         single = WIDE_SINGLE_SPILLS if wide else IN_PLACE_SINGLE_SPILLS
         return (single if variant.facts[-1] else IN_PLACE_SPILLS).get(total_l(variant), 64)
+    if variant.factory is reverse_lanes:
+        lc, ld, kind = *variant.facts[:2], variant.facts[-1]
+        return LANE_SPILLS.get(lc + ld, SMALL_LANE_SPILLS.get(kind, 440))
     return SPILLS.get(variant.factory.__name__, 0)
 
 
