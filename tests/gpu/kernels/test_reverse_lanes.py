@@ -43,7 +43,7 @@ def compare(basis):
     return machine, jk.stats
 
 
-@pytest.mark.sample("1-3-2-1-2")
+@pytest.mark.sample("3-2-2-2-1")
 @pytest.mark.races
 @pytest.mark.parametrize("nprim", [1, 2])
 @pytest.mark.parametrize("bits, warps, sets, blocks", [(5, 1, 1, 9), (4, 2, 1, 3), (3, 2, 2, 2), (2, 5, 2, 1)])
