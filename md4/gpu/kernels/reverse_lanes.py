@@ -2,9 +2,9 @@
 
     W[ab, q] = sum_cd Gamma[ab, cd] H[cd, q]          Z[ab, p] += sum_q W[ab, q] [p|q]
 
-W needs no H in memory: sum_cd Gamma[ab, cd] c d is one polynomial times a Gaussian, which is moved from the centre of c
-to P, and is W by the powers of 1/2p that a monomial has in Hermite Gaussians (`md4.gpu.emit.polynomials`). All of the
-ket that this takes is p, P - C, P - D and coefficients.
+W needs no H in memory: sum_cd Gamma[ab, cd] c d is one polynomial about P times a Gaussian, and is W by the powers of
+1/2p that a monomial has in Hermite Gaussians (`md4.gpu.emit.polynomials`). All of the ket that this takes is p, P - C,
+P - D and coefficients.
 
 A block of threads takes some ab of a primitive bra pair, and goes through the primitive ket pairs that count with it
 (`md4.gpu.kernels.select_kets`). Some of its warps make r of 32 quartets each, a lane a quartet, in shared memory. Then
