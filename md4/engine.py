@@ -345,7 +345,7 @@ class Engine:
         if need > limit:
             raise MemoryLimitError(
                 f"{bra.pairs!r} with {ket.pairs!r} needs {size_text(need)} ({size_text(result_bytes)} of result), "
-                f"but {size_text(limit)} may be used; raise max_memory or give shorter pair lists."
+                f"but {size_text(limit)} may be used; raise max_memory, or give an Engine shorter pair lists."
             )
 
     @locked

@@ -247,7 +247,7 @@ def launch_gradient(backend, bras, kets):
     of_prims = [SimpleNamespace(own=these, derivative=these) for these in ones]
     made = forces.DeviceForces(basis, lists, bounds, of_prims)
     first, second = numbers[: len(bras)], numbers[len(bras) :]
-    made.extent = Extent(dict.fromkeys(range(HIGHEST_L + 1), (1.0, 1.0)), 1.0)
+    made.extent = Extent(dict.fromkeys(range(HIGHEST_L + 1), (1.0, 1.0)), 1.0, 1.0)
     made.ways = {plane: ways_with_singles(made, backend.context, plane) for plane in planes}
     launch_density_blocks(backend.context, *[NOTHING] * 5)
     launch_norms(backend.context, of_table.gamma_of(0, 1), bras[0], kets[0], of_table.norms_of(0, 1))

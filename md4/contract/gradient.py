@@ -135,11 +135,15 @@ def separated(terms, operator, alpha, long_range, mixes):
 
 
 def checked_long_range(long_range):
-    """(omega, factor) as floats; ArgumentError for anything else than two such numbers."""
+    """(omega, factor) as floats, or None where it adds nothing; ArgumentError for anything else than two such numbers.
+    """
+    if long_range is None:
+        return None
     given = as_list(long_range)
     if given is None or len(given) != 2:
         raise ArgumentError(f"long_range must be a pair (omega, factor), not {shown(long_range)}.")
-    return Operator.erf(given[0]).parameter, checked_real("the factor of long_range", given[1])
+    omega, factor = checked_real("omega of long_range", given[0], 0), checked_real("the factor of long_range", given[1])
+    return (Operator.erf(omega).parameter, factor) if omega else None
 
 
 def norms_of(basis, densities):
@@ -221,9 +225,11 @@ class Gradients:
             primitive pairs that are in no list, and the root of the sum of their squares as `error_estimate`. A GPU
             computes small quartets of J, where it is alone or made apart, in single precision where the error is
             smaller than this, too, and on tensor cores small quartets of some classes in TF32 where that is expected;
-            with 0 none.
+            with 0 none. On a CPU, if there are shells of four contracted functions or more, quartets of primitives
+            count, which are many, so that `error_bound` is far above the error.
         long_range : tuple of float, optional
-            (omega, factor): so many times the exchange of erf(omega r)/r, for range-separated functionals, is added.
+            (omega, factor): so many times the exchange of erf(omega r)/r, for range-separated functionals, is added;
+            with an omega of 0, which PySCF has for all other functionals, nothing.
 
         Returns
         -------
@@ -239,15 +245,14 @@ class Gradients:
         MemoryLimitError
             The least workspace exceeds `max_memory`.
         """
-        nao = self.basis.nao
 
         def parts(operator):
-            factor = exchange if long_range is None else 1.0
-            terms = energy_terms(self._fetched(dm), coulomb, factor, nao)
-            if long_range is None:
+            added = checked_long_range(long_range)
+            terms = energy_terms(self._fetched(dm), coulomb, exchange if added is None else 1.0, self.basis.nao)
+            if added is None:
                 return [(terms, operator)]
-            factors = checked_real("exchange", exchange), checked_long_range(long_range)
-            return separated(terms, operator, *factors, self.engine.backend.name == "cpu")
+            mixes = self.engine.backend.name == "cpu"
+            return separated(terms, operator, checked_real("exchange", exchange), added, mixes)
 
         return self._gradient(parts, omega, tolerance)
 
@@ -271,11 +276,10 @@ class Gradients:
         omega, tolerance
             As in `gradient`, with which results and errors agree.
         """
-        nao = self.basis.nao
 
         def parts(operator):
             other = None if right is None else self._fetched(right)
-            return [(product_terms(self._fetched(left), other, coulomb, exchange, nao), operator)]
+            return [(product_terms(self._fetched(left), other, coulomb, exchange, self.basis.nao), operator)]
 
         return self._gradient(parts, omega, tolerance)
 
@@ -315,6 +319,8 @@ class Gradients:
         """
         self._follow_molecule()
         check_order(4 * self.basis.lmax, derivative=1)
+        if tolerance is not None:
+            self.ranks.together(lambda: checked_real("tolerance", tolerance, 0))
         densities, shape, _, with_j, with_k, operator, limit = self._agreed(
             "derivative_jk", dm, hermi, with_j, with_k, omega, tolerance
         )
@@ -334,6 +340,8 @@ class Gradients:
         """J and K of derivatives, each (3 n, nao, nao), for agreed arguments."""
         densities = np.require(densities, np.float64, LAYOUT)
         given, frame = (with_j, with_k), self._frame
+        if not self._has_pairs(limit):
+            return [np.zeros((3 * len(densities), *densities.shape[1:])) for _ in "jk"]
         self._compile_ahead("matrices", operator, lambda *of: rehearse_matrices(*of, densities, *given), given)
         with self.engine.lock:
             self._forces_of_lists(limit)
@@ -346,6 +354,12 @@ class Gradients:
             if frame.rotation is not None:
                 found = [np.einsum("nxij,xy->nyij", this, frame.rotation) for this in found]
             return [frame.sums(this.reshape(-1, *this.shape[-2:])) for this in found]
+
+    def _has_pairs(self, tolerance):
+        """Whether any shell pair is in a list."""
+        self._refine(tolerance)
+        self._make_lists()
+        return any(map(len, self.lists))
 
     def _forces_of_lists(self, tolerance):
         """What gradients need of the lists of the first worker.
@@ -426,6 +440,11 @@ class Gradients:
             np.add.at(gradient, atoms, found)
             return gradient, stats
         start, stats, densities = time.perf_counter(), Statistics(), self._frame.densities(densities)
+        if not self._has_pairs(tolerance):
+            basis, finest = self._frame.basis, self._finest * self._frame.sharpening
+            missing = unlisted(basis, [], PRIMITIVE_SHARE * finest)
+            stats.error_bound = sqrt(3) * unlisted_bound([], [], missing, norms_of(basis, densities), *factors)
+            return np.zeros((len(self._ends), 3)), stats
         given = (densities, *factors), tolerance
         part = "J alone" if not factors[1].any() else None if factors[0].any() else "exchange alone"
         basis = self._frame.basis

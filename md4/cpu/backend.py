@@ -232,7 +232,7 @@ class CpuBackend:
             if need > room:
                 raise MemoryLimitError(
                     f"{primitives} primitive pairs of {len(this)} shell pairs take {size_text(need)} to be sorted "
-                    f"out, but {size_text(room)} may be used; raise max_memory or give shorter pair lists."
+                    f"out, but {size_text(room)} may be used; raise max_memory, or give an Engine shorter pair lists."
                 )
             if some and (total + primitives > TOGETHER or PRIMITIVE_BYTES * (total + primitives) > room):
                 yield some

@@ -9,7 +9,7 @@ import numpy as np
 from md4.errors import MemoryLimitError
 from md4.gpu.hermite_rows import row_width
 from md4.gpu.kernels.select_kets import OTHER_BYTES, ROW_BYTES, WARPS
-from md4.gpu.reverse_ways import hermite_of, least_bytes, z_bytes
+from md4.gpu.reverse_ways import hermite_of, least_bytes, listed_numbers, z_bytes
 from md4.method.angular import nherm
 from md4.plan import groups_within, own_ranges
 from md4.support.display import size_text
@@ -60,7 +60,8 @@ class ForceTasks:
     """
 
     def __init__(self, basis, lists, beside=()):
-        self.basis, self.lists, self.beside, self.predicted, self.divided, self.least = basis, lists, beside, {}, {}, {}
+        self.basis, self.lists, self.beside, self.predicted, self.divided = basis, lists, beside, {}, {}
+        self.least, self.most = {}, {}
 
     def working_tracks(self, tracks, bras, kets, plane):
         """The first of the tracks of a device, as many as have room for the lists `bras` with the lists `kets`."""
@@ -160,8 +161,9 @@ class ForceTasks:
         """As `check_memory` for lists `bras` with lists `kets`, and what is needed `beside`, as for `require`."""
         key, context = (tuple(bras), tuple(kets), plane), backend.context
         bras, kets = ([self.lists[number].prepared for number in numbers] for numbers in key[:2])
-        most = max(this.pairs.max_prim for this in bras) * max(this.nprim for this in kets)
-        most = max(most, max(this.facts.nab for this in bras) * max(this.facts.nab * len(this) for this in kets))
+        if key not in self.most:
+            self.most[key] = max(listed_numbers(context, bra, ket, plane) for bra in bras for ket in kets)
+        most = self.most[key]
         if most > MOST_NUMBERS:
             raise MemoryLimitError(
                 f"a shell pair of {self.basis!r} may have {most} primitive quartets, or elements of Gamma, with a list "

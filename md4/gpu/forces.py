@@ -37,7 +37,7 @@ from md4.gpu.hermite_coulomb import first_aos
 from md4.gpu.kernels.density_blocks import launch_density_blocks
 from md4.gpu.kernels.gamma_blocks import gamma_numbers, gamma_size, launch_gamma, launch_gamma_of_table
 from md4.gpu.kernels.pair_forces import launch_forces
-from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE, extent
+from md4.gpu.kernels.primitive_quartets import extent
 from md4.gpu.kernels.recurrence import launch_listed_r, launch_r
 from md4.gpu.kernels.reverse_fused import launch_reverse_fused
 from md4.gpu.kernels.reverse_lanes import launch_reverse_lanes
@@ -62,6 +62,9 @@ from md4.plan import groups_within
 
 # Most bytes of the numbers of ket pairs, and of first quartets, of tasks that count together.
 COUNT_BYTES = 1 << 28
+# Where Gamma may be single: its largest elements, what each element may lose where numbers underflow, with H that is as
+# small or large as the least and the largest one, and how many terms it may have, whose sum is rounded for each.
+LARGEST_GAMMA, LEAST_GAMMA, MOST_SINGLE_TERMS = 1e12, 1e-29, 1 << 10
 
 
 class Terms(NamedTuple):
@@ -128,12 +131,16 @@ def limit_of(way, tolerance):
     return tolerance if way.listed else 0.0
 
 
-def single_limit(norms, coulomb, exchange, tolerance):
-    """`Terms.single`; 0 where Gamma or what is left out may be beyond the range of FP32."""
-    factors = abs(coulomb) + abs(exchange)
-    largest = factors.max(initial=0.0) * norms.max(initial=0.0) ** 2
-    in_range = largest < LARGEST_SINGLE and tolerance > 1 / LARGEST_SINGLE
-    return REVERSE.single_ratio * tolerance if in_range else 0.0
+def single_limit(norms, coulomb, exchange, tolerance, bound):
+    """`Terms.single`; 0 where FP32 may not have the range of densities, factors and Gamma, or the digits of their sum.
+
+    `bound`: the largest one of a quartet without densities. What underflows, relative to densities and factors of 1 or
+    more, may add so many times the least number to a force.
+    """
+    largest = np.maximum(1.0, norms.max(initial=0.0)) ** 2
+    largest *= np.maximum(1.0, np.maximum(abs(coulomb).max(initial=0.0), abs(exchange).max(initial=0.0)))
+    fits = largest <= LARGEST_GAMMA and LEAST_GAMMA * largest * np.maximum(1.0, bound) <= tolerance
+    return REVERSE.single_ratio * tolerance if fits and len(coulomb) <= MOST_SINGLE_TERMS else 0.0
 
 
 def kind_of(table, listed, single):
@@ -220,6 +227,11 @@ class DeviceForces(ForceTasks, CoulombBounds):
         return extent(self.basis)
 
     @cached_property
+    def largest_bound(self):
+        """That of a quartet without densities."""
+        return np.prod([max(getattr(of, name).max() for of in self.bounds) for name in ("own", "derivative")])
+
+    @cached_property
     def apart(self):
         """See `md4.gpu.coulomb_forces.apart_from_exchange`."""
         return apart_from_exchange(self.basis)
@@ -237,7 +249,7 @@ class DeviceForces(ForceTasks, CoulombBounds):
     def terms(self, backend, d, plane, norms, coulomb, exchange, tolerance):
         """(`Terms`, buffers to give back after them) of the densities `d` on the device, with their `block_norms`."""
         context, functions = backend.context, np.diff(self.basis.ao_loc)
-        with_j, single = bool(coulomb.any()), single_limit(norms, coulomb, exchange, tolerance)
+        with_j, single = bool(coulomb.any()), single_limit(norms, coulomb, exchange, tolerance, self.largest_bound)
         of_pairs = norms[:, self.shells[:, 0], self.shells[:, 1]] if with_j else np.zeros(0)
         of_aos = (np.repeat(numbers, functions) for numbers in (self.basis.ao_loc[:-1], functions))
         given = norms, largest_norms(norms), coulomb, exchange, of_pairs, *of_aos
@@ -440,8 +452,10 @@ class DeviceForces(ForceTasks, CoulombBounds):
                 for variant in {plan.variant for plan in both[n, m].singles}:
                     seconds[variant] += taken
         least = max(REVERSE.single_seconds, REVERSE.single_share * every)
-        worth = {key: way for key, way in both.items() if all(seconds[plan.variant] >= least for plan in way.singles)}
-        return found | worth
+        worth = {variant for variant, taken in seconds.items() if taken >= least}
+        if sum(seconds[variant] for variant in worth) < REVERSE.single_variants * least:
+            return found
+        return found | {key: way for key, way in both.items() if {plan.variant for plan in way.singles} <= worth}
 
     def first_width(self, task):
         """Numbers of `QuartetTable.first` and `first_quartets` of a task with a list."""

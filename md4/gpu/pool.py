@@ -369,6 +369,10 @@ class TrackPool:
         """See `Pool.room`."""
         return self.pool.room(name, items, self.track)
 
+    def trim(self):
+        """See `Pool.trim`."""
+        self.pool.trim()
+
     def upload(self, arrays, stream):
         """See `Pool.upload`."""
         return self.pool.upload(arrays, stream, track=self.track)

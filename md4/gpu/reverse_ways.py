@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from md4.gpu.buffers import Buffer
-from md4.gpu.kernels.gamma_blocks import gamma_numbers, gamma_size
+from md4.gpu.kernels.gamma_blocks import gamma_fits, gamma_numbers, gamma_size
 from md4.gpu.kernels.primitive_quartets import fits_single
 from md4.gpu.kernels.recurrence import by_axis
 from md4.gpu.kernels.reverse_fused import TF32, filled_rows, fused_reverse
@@ -128,6 +128,8 @@ class Way(NamedTuple):
     def of(cls, context, ab, cd, plane):
         """On a device, for two prepared lists, and as for `meetings`."""
         bra, ket = ab.facts, cd.facts
+        if not gamma_fits(bra, ket, context.block_shared):
+            return cls.in_meetings(context, meetings(bra, ket, plane))._replace(fused=())
         lanes, whole = lane_plan(bra, ket, hermite_of(bra), context.block_shared), meetings(bra, ket, None)
         if lanes:
             return cls(lanes, (), (), whole, (gamma_size(bra, ket, True),), 0)
@@ -299,6 +301,12 @@ def least_bytes(context, bra, ket, plane):
         gamma = gamma_numbers(len(ket), way.gamma, way.lanes is not None)[-1]
         return z + 8 * (gamma - len(ket) * sum(way.gamma)) + way.nbytes(len(ket), one.max_prim * ket.nprim)
     return z + rectangle_bytes(bra, ket)
+
+
+def listed_numbers(context, bra, ket, plane):
+    """Primitive quartets, or elements of Gamma, of a bra pair with a ket list; 0 where quartets are not listed."""
+    way = Way.of(context, bra, ket, plane)
+    return max(bra.pairs.max_prim * ket.nprim, sum(way.gamma) * len(ket)) if way.listed else 0
 
 
 def rectangle_bytes(bra, ket):

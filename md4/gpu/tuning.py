@@ -33,6 +33,7 @@ class ReverseTuning:
     single_ratio: float  # quartets below this many tolerances are computed in TF32; 0: none
     single_share: float  # part of the predicted time of all lists from which on a variant in TF32 is compiled
     single_seconds: float  # and its predicted time
+    single_variants: float  # how many times as much all such variants must have, for there to be any
 
     @staticmethod
     def resident_warps(needs):
@@ -55,7 +56,8 @@ REVERSE = ReverseTuning(
     ),
     registers=(58, 104), least_warps=8, steps=((8, 2), (4, 2), (2, 2), (1, 2), (1, 1)),
     lane_functions=35, lane_numbers=95, lane_registers=(1.7, 51),
-    fused_pieces=(32, 6000), lane_pieces=(256, 12000), single_ratio=2e4, single_share=0.02, single_seconds=1e-3,
+    fused_pieces=(32, 6000), lane_pieces=(256, 12000), single_ratio=2e4, single_share=0.01,
+    single_seconds=1e-3, single_variants=5,
 )  # fmt: skip
 
 # Shared memory of a block that still lets two share a multiprocessor.

@@ -8,7 +8,7 @@ from typing import ClassVar, TypeAlias
 from md4.errors import ArgumentError, UnsupportedError
 from md4.method.boys import MMAX
 from md4.method.zeros import DEFINITIONS
-from md4.support.arguments import real_number, shown
+from md4.support.arguments import checked_real, real_number, shown
 
 OPERATORS = tuple(DEFINITIONS)
 KINDS = ", ".join(map(repr, OPERATORS))
@@ -82,7 +82,7 @@ class Operator:
     @classmethod
     def from_omega(cls, omega: float | None) -> "Operator":
         """PySCF's convention: 0 or None is the full Coulomb operator, omega > 0 is erf, omega < 0 is erfc."""
-        value = 0.0 if omega is None else finite_number(omega)
+        value = checked_omega(omega)
         return cls.coulomb() if value == 0 else cls.erf(value) if value > 0 else cls.erfc(-value)
 
 
@@ -141,7 +141,9 @@ def checked_kind(kind):
 
 def checked_parameter(kind, parameter):
     """`parameter` as a float; ArgumentError if `kind` cannot use it."""
-    value, name = finite_number(parameter), DEFINITIONS[kind].parameter
+    value, name = real_number(parameter), DEFINITIONS[kind].parameter
+    if not isfinite(value):
+        raise ArgumentError(f"operator parameter {shown(parameter)} is not a finite real number.")
     if name is None:
         if value != 0:
             raise ArgumentError(f"operator {kind!r} takes no parameter, but got {parameter!r}: leave it out.")
@@ -153,11 +155,11 @@ def checked_parameter(kind, parameter):
     return value
 
 
-def finite_number(parameter):
-    """`parameter` as a float; ArgumentError if it is not a finite real number."""
-    value = real_number(parameter)
-    if not isfinite(value):
-        raise ArgumentError(f"operator parameter {shown(parameter)} is not a finite real number.")
+def checked_omega(omega):
+    """`omega` in PySCF's convention as a float, 0 for None; ArgumentError if there is no such operator."""
+    value = checked_real("omega", 0.0 if omega is None else omega)
+    if value and not SMALLEST <= abs(value) <= LARGEST:
+        raise ArgumentError(f"the modulus of omega must be 0, or {SMALLEST:g} to {LARGEST:g}, not {abs(value)!r}.")
     return value
 
 

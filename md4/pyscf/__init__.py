@@ -4,7 +4,7 @@ from contextlib import contextmanager
 from importlib import util
 
 from md4.errors import ArgumentError
-from md4.method.operators import finite_number
+from md4.method.operators import checked_omega
 from md4.support.environment import way_to_extra
 
 
@@ -17,9 +17,9 @@ def check_pyscf(what):
 def effective_omega(mol, omega):
     """`omega` with PySCF's meaning of None: the value of `mol`, which with_range_coulomb may have set.
 
-    ArgumentError if it is not a finite real number.
+    ArgumentError if there is no such operator.
     """
-    return finite_number(mol.omega if omega is None else omega)
+    return checked_omega(mol.omega if omega is None else omega)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import time
 import numpy as np
 
 from md4.contract.fitting_force_team import gradient_of
+from md4.contract.fock import checked_tolerance
 from md4.contract.gradient import FACTOR
 from md4.pyscf import effective_omega
 from md4.pyscf.classes import Restorable, in_front
@@ -131,7 +132,7 @@ class MD4Forces(MD4Derivatives):
         long_range = (omega, alpha - hyb) if omega and alpha != hyb else None
 
         def work(jk, mol, dm):
-            tolerance, forces = FACTOR * self.base.direct_scf_tol, np.zeros((mol.natm, 3))
+            tolerance, forces = FACTOR * checked_tolerance(self.base.direct_scf_tol), np.zeros((mol.natm, 3))
             of_shells = jk.gradient(dm, coulomb, hyb, effective_omega(mol, None), tolerance, long_range)
             np.add.at(forces, mol._bas[:, ATOM_OF], of_shells)
             return forces
@@ -139,11 +140,18 @@ class MD4Forces(MD4Derivatives):
         return self._md4_timed("Forces of two-electron integrals", mol, dm, work)
 
     def _md4_factors(self):
-        """(omega, alpha, hyb) of the functional; (0, 1, 1) of Hartree-Fock."""
+        """(omega, alpha, hyb) of the functional; (0, 1, 1) of Hartree-Fock.
+
+        Without exchange where PySCF takes the functional for one that is not hybrid, whatever its factors are.
+        """
         from pyscf.scf.hf import KohnShamDFT
 
         mf = self.base
-        return mf._numint.rsh_and_hybrid_coeff(mf.xc, mf.mol.spin) if isinstance(mf, KohnShamDFT) else (0.0, 1.0, 1.0)
+        if not isinstance(mf, KohnShamDFT):
+            return 0.0, 1.0, 1.0
+        numint = mf._numint
+        hybrid = numint.libxc.is_hybrid_xc(mf.xc)
+        return numint.rsh_and_hybrid_coeff(mf.xc, mf.mol.spin) if hybrid else (0.0, 0.0, 0.0)
 
     def _md4_parts(self):
         """Factors of fitted J and K and the omega of each operator, the ones that PySCF takes for the gradient."""
@@ -214,7 +222,7 @@ class MD4FittedForces(MD4Forces):
         ranks, mol, fit = self.base._md4_builder.ranks, self.mol, self.base.with_df
         matrices = ranks.broadcast(np.array(checked_array("the density matrices", dm)))
         orbitals = tagged_orbitals(dm, 1 if matrices.ndim == 2 else len(matrices))
-        tolerance, forces = FACTOR * self.base.direct_scf_tol, np.zeros((mol.natm, 3))
+        tolerance, forces = FACTOR * checked_tolerance(self.base.direct_scf_tol), np.zeros((mol.natm, 3))
         name = "none"
         for coulomb, exchange, omega in parts:
             made = gradient_of(fit._md4_fitting(omega), ranks, fit._md4.options["cutoff"])

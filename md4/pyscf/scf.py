@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from md4.engine import BACKENDS
 from md4.errors import ArgumentError, UnsupportedError
 from md4.gpu.devices import chosen
-from md4.method.operators import check_order, finite_number
+from md4.method.operators import check_order, checked_omega
 from md4.pyscf import check_density, check_pyscf, effective_omega, timed
 from md4.pyscf.builder import Builder, build, check_no_integrals, made_for
 from md4.pyscf.classes import Restorable, in_front, with_mixin
@@ -74,7 +74,7 @@ class MD4SCF(Restorable):
     def _md4_get_jk(self, mol, dm, hermi, with_j, with_k, omega):
         from pyscf.scf import ghf
 
-        mol, omega = checked_mol(self.mol if mol is None else mol), None if omega is None else finite_number(omega)
+        mol, omega = checked_mol(self.mol if mol is None else mol), None if omega is None else checked_omega(omega)
         check_no_integrals(self, omega)
         dm = checked_array("the density matrices", self.make_rdm1() if dm is None else dm)
         jk = self._md4_builder.jk(mol, self._tell_backend)

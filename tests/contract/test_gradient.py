@@ -237,6 +237,23 @@ def test_rows_of_shells(mol, jk):
     assert abs(found - np.add.reduceat(of_aos, basis.ao_loc[:-1])).max() < CLOSE
 
 
+def test_long_range_without_omega(mol, jk):
+    """As PySCF has it for functionals that are not range-separated, (0, 0, hyb)."""
+    dm = symmetric(mol.nao)
+    np.testing.assert_array_equal(jk.gradient(dm, exchange=0.2, long_range=(0.0, -0.2)), jk.gradient(dm, exchange=0.2))
+
+
+@pytest.mark.parametrize("exponent, tolerance", [(1e-45, 1e-13), (1.0, 1e10)])
+def test_no_pair_is_in_a_list(exponent, tolerance):
+    """Nothing but the bound of all that was left out."""
+    basis = Basis.from_arrays([0, 0], [[exponent]] * 2, [[[1.0]]] * 2, CENTRES[:2], normalise=True)
+    jk, dm = md4.JK(basis, backend="cpu", direct_scf_tol=tolerance), np.eye(2)
+    for call in (jk.gradient, jk.product_gradient):
+        assert not call(dm).any()
+        assert jk.stats.computed == 0 < jk.stats.error_bound
+    assert not np.any(jk.derivative_jk(dm))
+
+
 def test_omega_of_the_molecule():
     """It is the default, as of J and K; that of the constructor comes before it."""
     mol = molecule(WATER, "sto-3g")
@@ -260,6 +277,21 @@ def test_molecule_moved_in_place():
     vj, vk = derivatives_of_jk(mol, dm[None])
     for found, want in zip(jk.derivative_jk(dm), (vj[0], vk[0])):
         assert abs(found - want).max() < CLOSE
+
+
+@pytest.mark.parametrize("first, second", [("H 0 0 0; H 0 0 1", WATER), (WATER, "H 0 0 0; H 0 0 1")])
+def test_molecule_with_other_functions_in_place(first, second):
+    """Densities are those of the functions that the molecule has now, and no others."""
+    mol = molecule(first, "sto-3g").copy()
+    jk, old = md4.JK(mol, backend="cpu"), symmetric(mol.nao)
+    jk.gradient(old)
+    mol.atom = second
+    mol.build()
+    for call in (jk.gradient, jk.product_gradient, jk.derivative_jk):
+        with pytest.raises(ArgumentError, match=f"must have shape .{mol.nao}, {mol.nao}."):
+            call(old)
+    dm = symmetric(mol.nao)
+    assert abs(jk.gradient(dm) - forces_by_pyscf(mol, dm)).max() < CLOSE
 
 
 def test_reset():
@@ -657,10 +689,12 @@ def test_little_memory(method):
     (lambda jk, d: jk.gradient(d * np.nan), "finite"),
     (lambda jk, d: jk.gradient(d, coulomb="all"), "coulomb"),
     (lambda jk, d: jk.gradient(d, exchange=np.inf), "exchange"),
-    (lambda jk, d: jk.gradient(d, omega=np.nan), "operator parameter nan"),
+    (lambda jk, d: jk.gradient(d, omega=np.nan), "omega must be a finite real number, not nan"),
     (lambda jk, d: jk.gradient(d, tolerance=-1e-12), "tolerance"),
     (lambda jk, d: jk.gradient(d, long_range=0.3), "long_range must be a pair"),
-    (lambda jk, d: jk.gradient(d, long_range=(-0.3, 1.0)), "positive"),
+    (lambda jk, d: jk.gradient(d, long_range=(-0.3, 1.0)), "omega of long_range must be"),
+    (lambda jk, d: jk.gradient(d, long_range=(1e-300, 1.0)), "positive"),
+    (lambda jk, d: jk.gradient(d, omega=-1e300), "modulus of omega"),
     (lambda jk, d: jk.gradient(d, long_range=(0.3, np.inf)), "factor of long_range"),
     (lambda jk, d: jk.gradient(d, exchange=None, long_range=(0.3, 1.0)), "exchange"),
     (lambda jk, d: jk.gradient(d, tolerance=np.nan), "tolerance"),
@@ -671,7 +705,7 @@ def test_little_memory(method):
     (lambda jk, d: jk.derivative_jk(1j * d), "real density matrices"),
     (lambda jk, d: jk.derivative_jk(d, hermi=3), "hermi"),
     (lambda jk, d: jk.derivative_jk(d, with_j="yes"), "with_j"),
-    (lambda jk, d: jk.derivative_jk(d, tolerance=-1.0), "direct_scf_tol|tolerance"),
+    (lambda jk, d: jk.derivative_jk(d, tolerance=-1.0), "^tolerance must be"),
     (lambda jk, d: jk.derivative_jk(d[:, :2]), "shape"),
 ])  # fmt: skip
 def test_arguments_that_cannot_be_used(mol, jk, call, message):

@@ -257,7 +257,7 @@ def test_work_that_cannot_fit_is_refused_before_allocation(monkeypatch, water):
     with pytest.raises(MemoryLimitError, match="raise max_memory"):
         md4.int2e(water, "s1", backend="cuda", device=True, max_memory=90)  # it takes 90.5
     basis, pairs = triples(6)
-    with pytest.raises(MemoryLimitError, match="raise max_memory or give shorter pair lists"):
+    with pytest.raises(MemoryLimitError, match="raise max_memory, or give an Engine shorter pair lists"):
         md4.Engine(basis, backend="cuda", max_memory=500).compute(pairs, pairs)
     assert meter.peak <= 8 * GRAIN
 

@@ -17,6 +17,7 @@ from md4.gpu import coulomb_forces, force_tasks, forces, hermite_coulomb, revers
 from md4.gpu.backend import GpuBackend
 from md4.gpu.context import DeviceContext
 from md4.gpu.dry_run import NoMemory
+from md4.gpu.pool import Pool
 from md4.gpu.sums import DeviceSums
 from md4.method.operators import Operator
 from md4.shells.schwarz import GradientBounds, block_norms
@@ -693,6 +694,77 @@ def test_more_primitive_pairs_than_shared_memory_has_room_for(monkeypatch):
 
 
 @pytest.mark.thorough
+def test_lists_of_many_quartets_of_other_classes():
+    """Only quartets that are listed are counted: Gamma of rectangles is in no memory."""
+    rng = np.random.default_rng(0)
+    shells = [Shell(3, np.geomspace(0.1, 30, 8), rng.normal(size=(8, 8)), np.zeros(3))]
+    many = np.geomspace(0.1, 30, 4)
+    shells += [Shell(1, many, rng.normal(size=(4, 4)), 6 * rng.normal(size=3)) for _ in range(102)]
+    backend, basis = GpuBackend.without_device(Operator("coulomb"), (9, 0), 1 << 37), Basis(shells)
+    team = Team.of(Engine(basis, backend=backend))
+    team.make_lists(1e-13)
+    made = backend.sums.forces(basis, team.lists)
+    numbers = [(this.pairs.nab, this.pairs.nab * len(this)) for this in made.lists]
+    assert np.prod(np.max(numbers, axis=0)) > force_tasks.MOST_NUMBERS
+    made.check_memory(backend, np.ones((1, basis.nao, basis.nao)), None)
+
+
+@pytest.mark.parametrize("ls, count, pure, capability", [
+    ((1,), 24, True, (9, 0)), ((1, 2, 3), 12, False, (9, 0)), ((1,), 20, True, (8, 0)), ((0, 1), 2, True, (9, 0)),
+])  # fmt: skip
+def test_many_contracted_functions(ls, count, pure, capability):
+    """No kernel is asked for more shared memory than a block may have."""
+    rng = np.random.default_rng(0)
+    exponents = np.geomspace(0.05, 50, count)
+    basis = Basis([Shell(l, exponents, rng.normal(size=(count, count)), rng.normal(size=3)) for l in ls], pure)
+    backend = GpuBackend.without_device(Operator("coulomb"), capability, 1 << 37)
+    team = Team.of(Engine(basis, backend=backend))
+    team.make_lists(1e-13)
+    ones, one = np.ones((1, basis.nao, basis.nao)), np.ones(1)
+    backend.sums.forces(basis, team.lists).run(backend, ones, block_norms(basis, ones), one, one, 1e-12)
+    assert 0 < max(backend.context.asked.values()) <= backend.context.block_shared
+
+
+def test_gamma_without_room(monkeypatch):
+    """Its classes are taken as rectangles."""
+    monkeypatch.setattr(reverse_ways, "gamma_fits", lambda *_: False)
+    dm = symmetric(SMALL.nao)
+    right = md4.JK(SMALL, backend="cpu").gradient(dm, tolerance=0)
+    with running() as machine:
+        ours = md4.JK(SMALL, backend="cuda").gradient(dm, tolerance=0)
+    assert_same(ours, right)
+    assert "reverse_sums" in machine.kernels
+    assert not {"gamma_blocks", "reverse_lanes", "reverse_fused"} & machine.kernels
+
+
+@pytest.mark.parametrize("track", range(3))
+def test_rooms_without_memory(track, monkeypatch):
+    """On any track what earlier chunks have left is given back, and the next try has room."""
+    monkeypatch.setattr(reverse_ways, "gamma_fits", lambda *_: False)
+    dm, left, room = symmetric(SMALL.nao), [1], Pool.room
+    right = md4.JK(SMALL, backend="cpu").gradient(dm, tolerance=0)
+
+    def without_memory(pool, name, items, of_track=0):
+        if of_track == track and "abq" in name and left:
+            left.pop()
+            raise MemoryLimitError("no room")
+        return room(pool, name, items, of_track)
+
+    monkeypatch.setattr(Pool, "room", without_memory)
+    with running():
+        assert_same(md4.JK(SMALL, backend="cuda").gradient(dm, tolerance=0), right)
+    assert not left
+
+
+def test_no_pair_is_in_a_list():
+    """No kernel is launched for nothing."""
+    dm = np.eye(SMALL.nao)
+    with running():
+        jk = md4.JK(SMALL, backend="cuda", direct_scf_tol=1e10)
+        assert not jk.gradient(dm).any()
+        assert not np.any(jk.derivative_jk(dm))
+
+
 def test_little_memory():
     """It is refused, or enough.
 

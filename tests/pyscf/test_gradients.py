@@ -248,6 +248,21 @@ def test_scanner(kind, xc):
         assert abs(g - want).max() < 1e-6  # as far as the orbitals have converged
 
 
+@pytest.mark.parametrize("factors", [{"hyb": 0.2}, {"rsh": (0.3, 0.5, -0.3)}])
+@pytest.mark.parametrize("fitted", [False, True])
+def test_hybrids_that_are_not_by_name(factors, fitted):
+    """PySCF asks the name of the functional first, for the energy as for the gradient, whatever the factors are."""
+    mol = molecule("H 0 0 0; F 0 0 0.95", "6-31g")
+
+    def pbe(xc, *options, **named):
+        return dft.libxc.eval_xc("pbe,pbe", *options, **named)
+
+    mf = mol.RKS().define_xc_(pbe, "GGA", **factors)
+    mf = (mf.density_fit() if fitted else mf).set(verbose=0)
+    mf.kernel()
+    assert abs(gradient(ours(mf)) - gradient(mf)).max() < CLOSE
+
+
 def test_molecule_moved(plain):
     """In place and by reset."""
     stretched = "O 0 0 0; H 0 0.1 1; H 0 1 0.2"

@@ -64,7 +64,7 @@ def test_omega_is_the_molecules_by_default(backend, omega):
 
 @pytest.mark.parametrize("omega", [np.nan, np.inf, "0.3a"])
 def test_wrong_omega(water, omega):
-    with pytest.raises(ArgumentError, match="is not a finite real number"):
+    with pytest.raises(ArgumentError, match="omega must be a finite real number"):
         md4.int2e(water, omega=omega, backend="cpu")
 
 

@@ -474,9 +474,9 @@ def rounded_to_tf32(value):
     return value.bits + (1 << 12)
 
 
-def float_of_tf32(bits):
-    """The float that TF32 reads of 32 bits."""
-    return (bits & -(1 << 13)).float
+def in_tf32(value):
+    """The float that TF32 reads of a real number, rounded."""
+    return (rounded_to_tf32(value) & -(1 << 13)).float
 
 
 def mma_8x8x4(c, a, b):

@@ -4,15 +4,14 @@ from md4.gpu.emit.instructions import (
     GLOBAL,
     add_double,
     address_plus,
-    float_of_tf32,
     global_number,
+    in_tf32,
     load,
-    rounded_to_tf32,
     shared_int,
     shared_real,
     store,
 )
-from md4.gpu.emit.values import FP32, INT, OPEN, f64, i32, i64, tuple_of, word
+from md4.gpu.emit.values import FP32, INT, OPEN, f64, i32, i64, select, tuple_of, word
 
 f32 = FP32.numba
 
@@ -77,23 +76,23 @@ def load_shared_float(address):
     return shared_real(address, 0, FP32)
 
 
-@word(None, i64, f32)
-def store_tf32_at(address, value):
-    """Writes a float, rounded to TF32, to global memory at an address."""
-    store(address, [float_of_tf32(rounded_to_tf32(value))], space=GLOBAL)
+@word(None, i64, f32, i32)
+def store_tf32_at(address, value, last):
+    """Writes a float to global memory at an address, rounded to TF32 if it is the `last` one (1, else 0) of a sum."""
+    store(address, [select(last > 0, in_tf32(value), value)], space=GLOBAL)
 
 
-@word(None, i64, f32)
-def add_tf32_at(address, value):
-    """Adds a float to that of global memory at an address, which this thread has written, and rounds it to TF32."""
-    (before,) = load("global", address, kind=FP32)
-    store(address, [float_of_tf32(rounded_to_tf32(before + value))], space=GLOBAL)
+@word(None, i64, f32, i32)
+def add_tf32_at(address, value, last):
+    """Adds a float to that of global memory at an address, which this thread has written; the rest as before."""
+    total = load("global", address, kind=FP32)[0] + value
+    store(address, [select(last > 0, in_tf32(total), total)], space=GLOBAL)
 
 
 @word(f32, f64)
 def round_to_tf32(value):
     """A double as a float that TF32 has."""
-    return float_of_tf32(rounded_to_tf32(value))
+    return in_tf32(value)
 
 
 @word(i64, i64, i32, i64)
@@ -104,5 +103,5 @@ def address_at(address, index, stride):
 
 @word(i64, i64, i64)
 def quotient(n, by):
-    """n // by of non-negative numbers below 2^31: in 64 bits the device divides by a long subroutine."""
+    """n // by of non-negative numbers below 2^32: in 64 bits the device divides by a long subroutine."""
     return (n.i32 // by.i32).u64

@@ -10,10 +10,9 @@ from operator import mul
 from md4.gpu.emit.instructions import (
     GLOBAL,
     add_to_shared,
-    float_of_tf32,
     global_after,
+    in_tf32,
     local_double,
-    rounded_to_tf32,
     shared_real,
     shared_vector,
     store,
@@ -135,7 +134,7 @@ def make_write_row(count, stride, single=False):
     rounded to TF32.
     """
     rounds, rest = divmod(count, 32)
-    size, written = (4, lambda value: float_of_tf32(rounded_to_tf32(value))) if single else (8, lambda value: value)
+    size, written = (4, in_tf32) if single else (8, lambda value: value)
 
     @word(None, i32, OPEN, i64, i64)
     def write_row(address, array, first, lane):

@@ -3,7 +3,8 @@
 Primitive quartets of a shell quartet have the same Gamma, so it is made once. A block of threads brings the blocks of a
 density that some quartets need to shared memory, two for J and four for exchange, and makes Gamma of them from there.
 In memory the numbers of each block of two shells follow each other (`md4.gpu.kernels.density_blocks`). For quartets in
-TF32 it makes all of that in FP32. Where Gamma is in a table already, it is brought into the same order.
+TF32 it makes all of that in FP32, and rounds the sum over densities once. Where Gamma is in a table already, it is
+brought into the same order.
 """
 
 from itertools import accumulate
@@ -113,6 +114,16 @@ def function_in_blocks(functions, n):
     return row, i64(functions.order[u64(min(column, functions.columns - 1))]), factor
 
 
+def store_double(to, value, complete):
+    """Writes a double; whether the sum is complete is for floats (device function)."""
+    store_at(to, value)
+
+
+def add_to_double(to, value, complete):
+    """Adds to a double (device function)."""
+    add_at(to, value)
+
+
 def make_value_of(load):
     """Device function: Gamma of a density without weight, from places of its blocks after the shared address `here`."""
 
@@ -139,9 +150,8 @@ def gamma_blocks(single):
     places, wait = jit_device(places_of), make_wait_copies(0)
     size_of, function_at = jit_device(size_of_blocks), jit_device(function_in_blocks)
     real, nbytes = (f32, 4) if single else (f64, 8)
-    store, add, load = (
-        (store_tf32_at, add_tf32_at, load_shared_float) if single else (store_at, add_at, load_shared)
-    )  # fmt: skip
+    store, add = (store_tf32_at, add_tf32_at) if single else map(jit_device, (store_double, add_to_double))
+    load = load_shared_float if single else load_shared
     copy, value_of = make_copy_number(nbytes), make_value_of(load)
 
     def kernel(
@@ -170,6 +180,7 @@ def gamma_blocks(single):
             j, half_k = densities.coulomb[s], -0.5 * densities.exchange[s]
             # the blocks ab and cd are for J only
             with_j, last = j != 0.0, nab + ncd + (na + nb) * (nc + nd)
+            complete = i32(1 if s + 1 == densities.coulomb.size else 0)
             n = i64(0) if with_j else nab + ncd
             step = min(last - n, i64(THREADS))
             together = quotient(i64(THREADS), step)
@@ -255,11 +266,11 @@ def gamma_blocks(single):
                     # a loop for the first density, in which nothing is added
                     while s == 0 and weight_at < end:
                         value = value_of(here, ab_at, cd_at, ac_at, bd_at, ad_at, bc_at, of_j, of_k)
-                        store(to, value * load(weight_at))
+                        store(to, value * load(weight_at), complete)
                         here, to, weight_at = i32(here + step_bytes), to + next_number, i32(weight_at + step_weights)
                     while weight_at < end:
                         value = value_of(here, ab_at, cd_at, ac_at, bd_at, ad_at, bc_at, of_j, of_k)
-                        add(to, value * load(weight_at))
+                        add(to, value * load(weight_at), complete)
                         here, to, weight_at = i32(here + step_bytes), to + next_number, i32(weight_at + step_weights)
                     n += step
 
@@ -324,6 +335,17 @@ def functions_of(context, bra, ket):
     return context.table(whole_rows, bra.h_class), columns, ket.nab
 
 
+def gamma_place(bra, ket):
+    """Numbers of the densities of a quartet in shared memory, for `ListFacts` of both sides."""
+    # one more where it is even, so that quartets side by side are in different banks
+    return bra.nab + ket.nab + (bra.na + bra.nb) * (ket.na + ket.nb) | 1
+
+
+def gamma_fits(bra, ket, room):
+    """Whether that of one quartet has room in shared memory of so many bytes, beside what all quartets have there."""
+    return 8 * gamma_place(bra, ket) + 24 * GROUP <= room
+
+
 def launch_gamma(context, side_by_side, quartets, aos, ab, cd, densities, out, facts=None, single=False):
     """Gamma of shell quartets of two lists into `out`; arguments as those of the kernel and of `launch_reverse`.
 
@@ -333,9 +355,7 @@ def launch_gamma(context, side_by_side, quartets, aos, ab, cd, densities, out, f
         Whether numbers are floats rounded to TF32; not side by side.
     """
     bra, ket, count = ab.facts, cd.facts, quartets[0].size + side_by_side
-    # one more where it is even, so that quartets side by side are in different banks
-    size = bra.nab + ket.nab + (bra.na + bra.nb) * (ket.na + ket.nb) | 1
-    nbytes = 4 if single else 8
+    size, nbytes = gamma_place(bra, ket), 4 if single else 8
     group = max(1, min(GROUP, GROUP_BYTES // (nbytes * size)))
     if side_by_side:
         group = 1 << group.bit_length() - 1  # no block begins within a sector of another's

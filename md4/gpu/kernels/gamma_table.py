@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, cuda, i64, types
-from md4.gpu.emit.scalars import quotient
 
 THREADS = 128
 
@@ -57,7 +56,7 @@ def table_norms():
         n = i64(cuda.blockIdx.x) * THREADS + i64(cuda.threadIdx.x)
         if n >= bras * kets:
             return
-        kl = quotient(n, bras)
+        kl = n // bras  # of 64-bit numbers
         ij = n - kl * bras
         first, total = table.first + ij * nab * table.of_bra + kl * ncd * table.of_ket, 0.0
         for cd in range(ncd):

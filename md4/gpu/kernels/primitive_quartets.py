@@ -15,6 +15,7 @@ from md4.gpu.emit.unrolled import make_pack
 from md4.gpu.kernels.groups import Records, survives
 from md4.method import operators
 from md4.method.boys import single_boys_table
+from md4.shells.shell import radial_norm
 
 # Operators whose [0]^(m) are computed in FP32 where all else is; those of the others in FP64 also there.
 SINGLE_KINDS = ("coulomb", "erf")
@@ -25,6 +26,8 @@ LEAST_SINGLE_EXPONENT, LARGEST_SINGLE_EXPONENT = 1e-12, 1e15
 # Its square is so far above the exponents that in FP32 erf is 1/r.
 LARGEST_SINGLE_OMEGA = 1e15
 LARGEST_SINGLE_DISTANCE = 1e5  # in Bohr: R^L is also in the range
+# Of contracted functions, relative to normalised primitives: H of all is in the range, where that of these is.
+LARGEST_SINGLE_COEFFICIENT = 1e4
 
 
 class OperatorArguments(NamedTuple):
@@ -226,10 +229,13 @@ class Extent(NamedTuple):
         Least and largest exponent (Bohr^-2) of the shells of each angular momentum.
     distance : float
         No two centres are further apart (Bohr).
+    coefficient : float
+        The largest one, relative to that of a normalised primitive.
     """
 
     exponents: dict
     distance: float
+    coefficient: float
 
 
 def extent(basis):
@@ -237,7 +243,8 @@ def extent(basis):
     degrees = np.repeat(basis.classes[:, 0], basis.nprims)
     shells = ((l, basis.exponents[degrees == l]) for l in np.unique(degrees).tolist())
     exponents = {l: (float(found.min()), float(found.max())) for l, found in shells}
-    return Extent(exponents, float(np.linalg.norm(np.ptp(basis.centres, axis=0))))
+    coefficient = (basis.largest_coefficients / radial_norm(degrees, basis.exponents)).max()
+    return Extent(exponents, float(np.linalg.norm(np.ptp(basis.centres, axis=0))), float(coefficient))
 
 
 def largest_single_exponent(l):
@@ -245,11 +252,16 @@ def largest_single_exponent(l):
     return 0.5 * LARGEST_SINGLE ** (1 / max(1, l))
 
 
+def in_range(where):
+    """Whether distances and coefficients of a basis are in the range."""
+    return where.distance <= LARGEST_SINGLE_DISTANCE and where.coefficient <= LARGEST_SINGLE_COEFFICIENT
+
+
 def has_range_of_single(where):
     """Whether distances and exponents of a basis fit FP32, but for the powers of `largest_single_exponent`."""
     least, largest = (pick(end) for pick, end in zip((min, max), zip(*where.exponents.values())))
     return (
-        where.distance <= LARGEST_SINGLE_DISTANCE and LEAST_SINGLE_EXPONENT <= 2.0 * least
+        in_range(where) and LEAST_SINGLE_EXPONENT <= 2.0 * least
         and 2.0 * largest <= LARGEST_SINGLE_EXPONENT
     )  # fmt: skip
 
@@ -270,6 +282,6 @@ def fits_single(where, bra, ket, more=0):
     )
     most = largest_single_exponent(bra.l + ket.l + more)
     return bool(
-        where.distance <= LARGEST_SINGLE_DISTANCE and min(largest_p, largest_q) <= most
+        in_range(where) and min(largest_p, largest_q) <= most
         and LEAST_SINGLE_EXPONENT <= min(least_p, least_q) and max(largest_p, largest_q) <= LARGEST_SINGLE_EXPONENT
     )  # fmt: skip

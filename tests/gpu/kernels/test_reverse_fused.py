@@ -103,6 +103,21 @@ def test_singles_of_two_densities(singles):
     assert 2**-18 < abs(found - right).max() / abs(right).max() < 2**-8
 
 
+def test_singles_of_many_densities(singles):
+    """Their sum is rounded to TF32 once."""
+    basis = basis_of((1, 1))
+    dm, errors, call = symmetric(basis.nao), [], {"tolerance": 1e-25}
+    right = md4.JK(basis, backend="cpu").gradient(dm, tolerance=0)
+    for count in (1, 32):
+        parts = np.repeat(dm[None], count, axis=0)
+        with running():
+            jk = md4.JK(basis, backend="cuda")
+            found = jk.product_gradient(parts, coulomb=[1 / count] * count, exchange=[0.5 / count] * count, **call)
+        errors.append(abs(found - right).max() / abs(right).max())
+    assert 2**-18 < errors[0]
+    assert errors[1] < 1.01 * errors[0]
+
+
 def test_few_are_single(singles):
     """With the bounds as they are: those above the limit are not, those below have errors below their share of it."""
     basis, tolerance, ratio = basis_of((1, 1), 2), 1e-2, 2e3
@@ -144,12 +159,29 @@ def test_excess_of_bounds():
 
 def test_range_of_singles():
     """No quartet is single where Gamma, or what may be left out, could be beyond the range of FP32."""
-    one = np.ones(1)
-    assert forces.single_limit(np.ones((1, 2, 2)), one, one, 1e-12) == REVERSE.single_ratio * 1e-12
-    assert forces.single_limit(np.full((1, 2, 2), 1e16), one, one, 1e-12) == 0
-    assert forces.single_limit(np.full((1, 2, 2), np.nan), one, one, 1e-12) == 0
-    assert forces.single_limit(np.ones((1, 2, 2)), one, one, 1e-31) == 0
-    assert forces.single_limit(np.ones((1, 2, 2)), one, one, 0.0) == 0
+
+
+    def limit(d, j=1.0, k=1.0, tolerance=1e-12, bound=1e3, count=1):
+        return forces.single_limit(np.full((count, 2, 2), d), np.full(count, j), np.full(count, k), tolerance, bound)
+
+    assert limit(1.0) == limit(1e-30) == limit(1.0, -1e3, 0.0) == limit(1.0, count=1024) == REVERSE.single_ratio * 1e-12
+    # densities, factors and bounds that are large, or no numbers, tolerances that are small, and many terms
+    for given in ((1e7,), (np.nan,), (1.0, 1e13), (1.0, 0.0, -1e13), (1e-25, 1e50), (1e40, 1e-80)):
+        assert limit(*given) == 0
+    assert limit(1.0, bound=1e18) == limit(1.0, bound=np.nan) == limit(1.0, count=1025) == 0
+    assert limit(1.0, tolerance=1e-31) == limit(1.0, tolerance=0.0) == 0
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e10, 1e20])
+def test_functions_that_are_not_normalised(scale, singles):
+    """Quartets of large coefficients are not single; densities of small ones are large, and make no error either."""
+    shells = [md4.Shell(1, [1.0], [[scale if n else 1.0]], [0.0, 0.3 * n, n]) for n in range(2)]
+    basis = md4.Basis(shells)
+    scales = np.repeat([1.0, 1 / scale], 3)
+    dm = symmetric(basis.nao) * scales[:, None] * scales
+    found, right = in_tf32(basis, dm, 1e-14)
+    error = abs(found - right).max() / abs(right).max()
+    assert error < 1e-12 if scale != 1e-6 else error < 2**-8
 
 
 def check(basis):
