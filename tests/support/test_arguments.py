@@ -112,7 +112,7 @@ REFUSALS = [
       for name in ("int2e", "Engine", "JK", "attach") for value in ("0", 1.5, -1, True, object(), 2**64)],
     *[(name, {"progress": value}, ArgumentError, "progress must be True or False")
       for name in ("int2e", "JK", "validate", "warmup") for value in ("x", 2, 0.5, [])],
-    *[(name, {"omega": value}, ArgumentError, "is not a finite real number")
+    *[(name, {"omega": value}, ArgumentError, "omega must be a finite real number")
       for name in ("int2e", "JK", "JK.get_jk", "JK.update", "get_jk", "attached get_jk", "validate", "from_omega")
       for value in (nan, inf, "x", "0.3", "", 1j, True, [0.1], np.array([0.1, 0.2]), np.complex128(1))],
     *[(name, {"direct_scf_tol": value}, ArgumentError, "direct_scf_tol must be a finite real number, not negative")
