@@ -150,7 +150,7 @@ def copy_run(to, source, pairs, tid, threads):
         n, to, source = i32(n + threads), i32(to + step), source + step
 
 
-def copy_pieces(to, source, panel_bytes, pieces, prim, count, warp, warps):
+def copy_pieces(to, source, panel_bytes, pieces, prim, together, count, warp, warps):
     """Starts to copy the panels of `count` primitive pairs: of their pieces a warp takes every `warps`-th.
 
     A device function. `prim` is the primitive pair of each lane; a piece has 512 bytes, the lane's are at `source` in
@@ -178,7 +178,7 @@ def make_copy_panels(rows_cd, cases, unit):
     least, largest = (-(-rows_cd * case[-1] * nbytes // 8) for case in (cases[0], cases[-1]))
     copies = make_copies(largest, 512, least)
 
-    def panels(to, source, panel_bytes, pieces, prim, count, warp, warps):
+    def panels(to, source, panel_bytes, pieces, prim, together, count, warp, warps):
         k, to, step = warp, i32(to + warp * panel_bytes), i32(warps * panel_bytes)
         while k < count:
             copies(to, address_at(source, cuda.shfl_sync(-1, prim, k), panel_bytes), pieces)
@@ -188,9 +188,9 @@ def make_copy_panels(rows_cd, cases, unit):
 
     def either(to, source, panel_bytes, pieces, prim, together, count, warp, warps):
         if 2 * together > warps:
-            whole(to, source, panel_bytes, pieces, prim, count, warp, warps)
+            whole(to, source, panel_bytes, pieces, prim, together, count, warp, warps)
         else:
-            by_pieces(to, source, panel_bytes, pieces, prim, count, warp, warps)
+            by_pieces(to, source, panel_bytes, pieces, prim, together, count, warp, warps)
 
     return jit_device(either)
 
