@@ -137,9 +137,12 @@ def single_limit(norms, coulomb, exchange, tolerance, bound):
     `bound`: the largest one of a quartet without densities. What underflows, relative to densities and factors of 1 or
     more, may add so many times the least number to a force.
     """
-    largest = np.maximum(1.0, norms.max(initial=0.0)) ** 2
-    largest *= np.maximum(1.0, np.maximum(abs(coulomb).max(initial=0.0), abs(exchange).max(initial=0.0)))
-    fits = largest <= LARGEST_GAMMA and LEAST_GAMMA * largest * np.maximum(1.0, bound) <= tolerance
+    # numbers that are no numbers stay so, and do not fit; products of Python's floats tell nothing of overflow
+    of_d, *factors, bound = (
+        float(np.maximum(1.0, abs(np.asarray(of)).max(initial=0.0))) for of in (norms, coulomb, exchange, bound)
+    )  # fmt: skip
+    largest = of_d * of_d * float(np.maximum(*factors))
+    fits = largest <= LARGEST_GAMMA and LEAST_GAMMA * largest * bound <= tolerance
     return REVERSE.single_ratio * tolerance if fits and len(coulomb) <= MOST_SINGLE_TERMS else 0.0
 
 
@@ -229,7 +232,10 @@ class DeviceForces(ForceTasks, CoulombBounds):
     @cached_property
     def largest_bound(self):
         """That of a quartet without densities."""
-        return np.prod([max(getattr(of, name).max() for of in self.bounds) for name in ("own", "derivative")])
+        own, derivative = (
+            float(np.max([getattr(of, name).max(initial=0.0) for of in self.bounds])) for name in ("own", "derivative")
+        )  # fmt: skip
+        return own * derivative
 
     @cached_property
     def apart(self):
