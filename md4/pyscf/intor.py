@@ -71,7 +71,8 @@ def intor(
 ) -> Any:  # fmt: skip
     """Two-electron integrals of a molecule, as returned by ``mol.intor(name, ...)``.
 
-    The name says how many components there are, so PySCF's `comp` and `hermi` are left out. The result, the errors, and the parameters that are not listed here are those of `int2e`.
+    The name says how many components there are, so PySCF's `comp` and `hermi` are left out. The result, the errors, and
+    the parameters that are not listed here are those of `int2e`.
 
     Parameters
     ----------
