@@ -31,7 +31,8 @@ def water():
 
 @pytest.fixture(scope="module")
 def theirs(water):
-    return df.DF(water, AUXILIARY).build()
+    # in memory, however much the process has taken
+    return df.DF(water, AUXILIARY).set(max_memory=1e6).build()
 
 
 @pytest.fixture(scope="module", params=["device", "host", "direct"])
