@@ -160,7 +160,6 @@ def test_excess_of_bounds():
 def test_range_of_singles():
     """No quartet is single where Gamma, or what may be left out, could be beyond the range of FP32."""
 
-
     def limit(d, j=1.0, k=1.0, tolerance=1e-12, bound=1e3, count=1):
         return forces.single_limit(np.full((count, 2, 2), d), np.full(count, j), np.full(count, k), tolerance, bound)
 
