@@ -56,9 +56,9 @@ class JK(Gradients):
     stream : optional
         CUDA stream to work on; see `Engine`.
     direct_scf_tol : float
-        A shell quartet is left out only if it adds less than this (Hartree) to each element of J and K. A GPU computes
-        small quartets in single precision where the error is smaller than this, too. With 0 no quartet is left out, and
-        all are in double precision.
+        A shell quartet is left out only if each order of its indices adds less than this (Hartree) to each element of
+        J and K, for blocks of D with norms below 1e5. A GPU computes small quartets in single precision where the error
+        is smaller than this, too. With 0 no quartet is left out, and all are in double precision.
     progress : bool, optional
         Whether to show a progress bar. By default there is one on a terminal if the work takes long.
     devices : 'all', int or list of int, optional

@@ -304,9 +304,10 @@ class Gradients:
         with_j, with_k, omega
             As in `get_jk`.
         tolerance : float, optional
-            A shell quartet is left out only if it adds less than this to each element; by default `direct_scf_tol`. A
-            GPU computes small quartets of J in single precision where the error is smaller than this, too. On a CPU, if
-            there are shells of four contracted functions or more, those of primitives count.
+            A shell quartet is left out only if each order of its indices adds less than this to each element; by
+            default `direct_scf_tol`. A GPU computes small quartets of J in single precision where the error is smaller
+            than this, too. On a CPU, if there are shells of four contracted functions or more, those of primitives
+            count.
 
         Returns
         -------

@@ -8,6 +8,8 @@ known.
 
 import weakref
 
+import numpy as np
+
 from md4.contract.densities import checked_densities
 from md4.contract.ranks import Alone, ranks_of
 from md4.contract.tensor import ao_tensor
@@ -17,6 +19,9 @@ from md4.shells.basis import Basis, fingerprint
 from md4.support.arguments import checked_flag
 from md4.support.locks import Lock, locked
 from md4.support.log import log
+
+# Shell quartets that are looked at in a tensor of a user, and the largest difference of what counts as the same.
+SAMPLES, SAME = 32, 1e-8
 
 
 class Builder:
@@ -130,6 +135,26 @@ def kept_tensor(mf, mol):
     return mf._eri
 
 
+def by_pyscf_itself(mf):
+    """Whether `mf._eri` holds what PySCF puts there, by the integrals of some shell quartets."""
+    mol = mf.mol
+    npair = mol.nao * (mol.nao + 1) // 2
+    if mol.nbas == 0 or np.shape(mf._eri) != (npair * (npair + 1) // 2,):
+        return False
+    for shells in np.random.default_rng(0).integers(mol.nbas, size=(SAMPLES, 4)).tolist():
+        i, j, k, l = np.ix_(*(np.arange(mol.ao_loc[n], mol.ao_loc[n + 1]) for n in shells))
+        found = mf._eri[triangular(triangular(i, j), triangular(k, l))]
+        wanted = mol.intor("int2e", shls_slice=[edge for n in shells for edge in (n, n + 1)])
+        if not abs(found - wanted.reshape(found.shape)).max() <= SAME * max(1.0, abs(wanted).max()):
+            return False
+    return True
+
+
+def triangular(i, j):
+    """The place of the pair ij among those with i >= j, whichever of both is the larger one."""
+    return np.maximum(i, j) * (np.maximum(i, j) + 1) // 2 + np.minimum(i, j)
+
+
 def check_no_integrals(mf, omega):
     """UnsupportedError if the object was given integrals: PySCF would contract them, but md4 would ignore them."""
     if mf._eri is not None and made_for(mf._eri) is None and not omega:
@@ -151,10 +176,13 @@ def build(mf, mol, jk, dm, hermi, with_j, with_k, omega):
 def from_tensor(mf, mol, jk, dm, hermi, with_j, with_k, omega):
     """J and K by PySCF's loops over a tensor; arguments and errors as for `md4.JK`. None if there is no tensor.
 
-    It is that of 1/r, in a process without others. All else is built directly, as on a GPU.
+    It is that of 1/r, in a process without others. All else is built directly, as on a GPU. With `mol.omega` the tensor
+    is dropped, as what looks into it would have another operator than J and K.
     """
     from pyscf.scf.hf import dot_eri_dm
 
+    if mol is mf.mol and mol.omega and made_for(mf._eri) is not None:
+        mf._eri = None
     if omega or mol.omega or jk.ranks.size > 1 or jk.engine.backend.name != "cpu":
         return None
     flags = checked_flag("with_j", with_j), checked_flag("with_k", with_k)

@@ -19,7 +19,7 @@ from md4.errors import ArgumentError, UnsupportedError
 from md4.gpu.devices import chosen
 from md4.method.operators import check_order, checked_omega
 from md4.pyscf import check_density, check_pyscf, effective_omega, timed
-from md4.pyscf.builder import Builder, build, check_no_integrals, made_for
+from md4.pyscf.builder import Builder, build, by_pyscf_itself, check_no_integrals, made_for
 from md4.pyscf.classes import Restorable, in_front, with_mixin
 from md4.pyscf.correlated import attached_method, detached_method, enter, install
 from md4.pyscf.df import DF, by_md4, by_pyscf, check_replaceable
@@ -259,10 +259,10 @@ def check_supported(mf):
         raise UnsupportedError(f"J and K of {name} are those of {whose}, which md4 would replace; undo that first.")
     if is_fitted(mf):
         check_replaceable(mf.with_df)
-    if mf._eri is not None and (mf.mol.incore_anyway or mf.mol.nbas == 0):
+    if mf._eri is not None and made_for(mf._eri) is None and (mf.mol.incore_anyway or not by_pyscf_itself(mf)):
         raise UnsupportedError(
-            f"{name} has integrals of its own in mf._eri, which md4 would ignore; set mf._eri = None and "
-            "mol.incore_anyway = False if they are not meant."
+            f"{name} has integrals of its own in mf._eri, not those of its molecule, and md4 would ignore them; set "
+            "mf._eri = None and mol.incore_anyway = False if they are not meant."
         )
 
 

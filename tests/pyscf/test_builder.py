@@ -75,10 +75,11 @@ def test_other_operators_are_built_directly(rhf, water, direct):
     assert rhf._eri is None
     assert len(direct) == 3
     rhf.get_jk(water, dm)
-    kept = rhf._eri
+    assert rhf._eri is not None
     with water.with_range_coulomb(0.3):
         assert_same(rhf.get_jk(water, dm), scf.hf.dot_eri_dm(water.intor("int2e"), dm))
-    assert rhf._eri is kept
+        assert rhf._eri is None
+    assert len(direct) == 4
 
 
 def test_exchange_of_a_functional(water, direct):
@@ -141,6 +142,20 @@ def test_correlated_electrons(rhf, water, monkeypatch):
     rhf.run()
     monkeypatch.setattr("pyscf.ao2mo.outcore.general", None)
     assert abs(rhf.MP2().run().e_tot - theirs) < 1e-8
+
+
+def test_correlated_electrons_with_another_operator():
+    """The tensor of 1/r is gone with `mol.omega`, so what looks into `mf._eri` has the operator of the SCF."""
+    mol = molecule(WATER, "6-31g").copy()
+    mf = md4.attach(scf.RHF(mol), backend="cpu").run(verbose=0)
+    without = mf.MP2().run(verbose=0).e_corr
+    other = mol.copy()
+    other.omega = mol.omega = 0.3
+    wanted = scf.RHF(other).run(verbose=0).MP2().run(verbose=0).e_corr
+    assert abs(mf.run().MP2().run(verbose=0).e_corr - wanted) < 1e-7
+    mol.omega = 0.0
+    assert abs(mf.run().MP2().run(verbose=0).e_corr - without) < 1e-7
+    assert made_for(mf._eri) is not None
 
 
 def test_a_pickle_has_none(rhf, water):

@@ -231,6 +231,19 @@ def model():
     return mf
 
 
+def scaled(aosym="s8"):
+    """PySCF would use these integrals, and `mol.incore_anyway` is not set."""
+    mol = molecule(WATER, "sto-3g")
+    return scf.RHF(mol).set(_eri=1.05 * mol.intor("int2e", aosym=aosym))
+
+
+def moved():
+    """With PySCF's tensor of another geometry."""
+    mf = scf.RHF(molecule(WATER, "sto-3g")).run()
+    mf.mol.set_geom_(1.1 * mf.mol.atom_coords(), unit="Bohr")
+    return mf
+
+
 def overridden():
     mf = scf.RHF(molecule(WATER, "sto-3g"))
     mf.get_jk = lambda *args, **kwargs: None
@@ -258,6 +271,9 @@ def fitting():
     (lambda: scf.RHF(molecule(WATER, "sto-3g")).density_fit(with_df=Fitting()), md4.UnsupportedError, "class Fitting"),
     (lambda: scf.RHF(molecule(WATER, "sto-3g")).COSX(), md4.UnsupportedError, "undo"),
     (model, md4.UnsupportedError, "of its own"),
+    (scaled, md4.UnsupportedError, "not those of its molecule"),
+    (lambda: scaled("s4"), md4.UnsupportedError, "not those of its molecule"),
+    (moved, md4.UnsupportedError, "not those of its molecule"),
     (overridden, md4.UnsupportedError, "the object itself"),
     (lambda: molecule(WATER, "sto-3g"), md4.ArgumentError, "mean-field"),
 ])  # fmt: skip
