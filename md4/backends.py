@@ -367,6 +367,9 @@ class Backend(Protocol):
     def memory_left(self):
         """Bytes that may still be allocated."""
 
+    def held_bytes(self, nbytes):
+        """Bytes that an array of so many bytes takes."""
+
     def least_workspace(self, bra, ket):
         """Bytes for one bra pair with one ket pair of two `ShellPairs`, including the H matrices of both lists."""
 

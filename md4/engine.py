@@ -340,12 +340,12 @@ class Engine:
 
     def check_memory(self, bra, ket, result_bytes=0):
         """Raises MemoryLimitError, before anything is allocated, if result and least workspace do not fit."""
-        need = result_bytes + self.backend.least_workspace(bra.pairs, ket.pairs)
+        need = self.backend.held_bytes(result_bytes) + self.backend.least_workspace(bra.pairs, ket.pairs)
         limit = self.backend.memory_left()
         if need > limit:
             raise MemoryLimitError(
                 f"{bra.pairs!r} with {ket.pairs!r} needs {size_text(need)} ({size_text(result_bytes)} of result), "
-                f"but {size_text(limit)} may be used; raise max_memory, or give an Engine shorter pair lists."
+                f"but {size_text(max(0, limit))} may be used; raise max_memory, or give an Engine shorter pair lists."
             )
 
     @locked

@@ -6,6 +6,8 @@ from time import perf_counter
 
 from md4 import gpu
 from md4.cli.ending import writing
+from md4.errors import ArgumentError
+from md4.support.cache import cache_folder
 from md4.support.display import size_text
 
 
@@ -21,9 +23,19 @@ def warm_up(backend, arch, listed, export, lmax, kinds, jobs, pure, basis, auxil
         backend = "cpu"
     start = perf_counter()
     if backend == "cpu":
-        from md4.cpu.warmup import warmup
+        from md4.cpu.warmup import every_name, lost, missing, warmup
 
+        names = every_name(tuple(kinds))
+        if listed:
+            todo = missing(names)
+            text = f"{len(todo)} functions of the CPU would be compiled, {len(names) - len(todo)} are there"
+            return "\n".join([*todo, text])
         made, every = warmup(tuple(kinds))
+        if gone := lost(names):
+            raise ArgumentError(
+                f"{len(gone)} functions were compiled, but the cache {cache_folder()} did not keep them; set "
+                "MD4_CACHE_DIR to a folder that can be written."
+            )
         seconds = perf_counter() - start
         return f"{made} functions of the CPU compiled in {seconds:.1f} s, {every - made} were in the cache"
     gpu.check_installed()

@@ -24,6 +24,7 @@ from md4.shells.shell_pairs import log_cutoff, primitive_estimates
 PAIRS = 1 << 11
 
 
+@np.errstate(under="ignore")  # as of lists
 def unlisted(basis, lists, cutoff):
     """Bounds of what no list has, shape (2, nshell, nshell), symmetric.
 

@@ -169,8 +169,9 @@ class Loop:
 
     def is_kept(self, args):
         """Whether this process or the disk cache has it for arguments of these types."""
-        signature = tuple(map(typeof, args))
-        if signature in self.dispatcher.overloads:
-            return True
+        return tuple(map(typeof, args)) in self.dispatcher.overloads or self.is_on_disk(args)
+
+    def is_on_disk(self, args):
+        """Whether the disk cache has it for arguments of these types."""
         codegen = self.dispatcher.targetdescr.target_context.codegen()
-        return self.dispatcher._cache.entry(signature, codegen)[0].exists()
+        return self.dispatcher._cache.entry(tuple(map(typeof, args)), codegen)[0].exists()

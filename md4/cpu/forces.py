@@ -21,6 +21,7 @@ from md4.plan import groups_within, own_ranges
 from md4.shells.schwarz import GradientBounds
 from md4.support.display import size_text
 from md4.support.locks import Lock
+from md4.support.memory import check_fits
 
 # Shares of the memory that may be used: of H of the ket lists, of H of derivatives for their norms, and of the
 # workspaces of all threads.
@@ -106,7 +107,9 @@ def norms_of(backend, piece):
             table, first, last, functions, functions_of(pairs)[1], operator.parameter, backend.table, abq, work, out
         )
 
-    in_parts(len(out), len(out), make)
+    need = 8 * LANES * (cube_side(2 * pairs.l) ** 3 + 2 * NORM_ROWS * count + NORM_ROWS)
+    check_fits(need, backend.memory_left(), "bounds of gradients take")
+    in_parts(len(out), int(min(len(out), backend.memory_left() // need)), make)
     return out
 
 

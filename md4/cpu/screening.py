@@ -119,6 +119,9 @@ def count_survivors(
                             low = middle + 1
                         else:
                             count = middle
+            # the exact bounds of a bra list need not fall, so the end moves both ways
+            while reached < nket and not exact[start + i] * beyond[ket_first + reached] < tolerance:
+                reached += 1
             while reached > count and exact[start + i] * beyond[ket_first + reached - 1] < tolerance:
                 reached -= 1
             if reached > count:

@@ -160,6 +160,11 @@ def missing(names):
     return todo
 
 
+def lost(names):
+    """Those of some loops that the disk cache does not have."""
+    return [name for name in names for loop, these in [arguments(name)] if not loop.is_on_disk(these)]
+
+
 def compile_missing(todo, bar):
     """Compiles loops, here and in the second process."""
     here, there = shared(todo) if allowed_jobs() > 1 and can_start() and can_keep() else (todo, [])

@@ -20,7 +20,7 @@ from md4.gpu.h_layout import (
     KET_FLAT,
     KET_SINGLES,
     HForm,
-    check_derived_rows,
+    check_h,
     check_rows,
     form_size,
 )
@@ -30,7 +30,7 @@ from md4.gpu.kernels.recurrence import launch_r
 from md4.gpu.pair_layout import RECORD
 from md4.gpu.part_plans import part_plans
 from md4.gpu.paths import plans
-from md4.gpu.pool import ITEM_BYTES
+from md4.gpu.pool import ITEM_BYTES, bucket
 from md4.gpu.r_layout import r_stride_of
 from md4.gpu.shell_pairs import PairMaker
 from md4.gpu.sums import DeviceBounds, DeviceSums
@@ -213,6 +213,10 @@ class GpuBackend:
         """Bytes that may be allocated."""
         return self.context.pool.left()
 
+    def held_bytes(self, nbytes):
+        """Bytes that an array of so many bytes takes."""
+        return bucket(nbytes) if nbytes else 0
+
     def hermite_bytes(self, pairs):
         """Bytes of the H matrices of `pairs` as panels: no form takes more, but that of a thread a quartet can."""
         return ITEM_BYTES * pairs.nprim * form_size(pairs, KET_FLAT)
@@ -292,8 +296,7 @@ class GpuBackend:
     def make_h(self, prepared, form):
         """`hermite` for the track of this backend alone."""
         facts, data = prepared.facts, prepared.data
-        if facts.derivatives:
-            check_derived_rows(facts, e_bytes(facts), self.context.block_shared)
+        check_h(facts, e_bytes(facts), self.context.block_shared)
         places, stride, count = data.start, 1, prepared.nprim
         if form in (KET_ELEMENTS, KET_SINGLES):
             slots = self.pair_maker.slots(prepared.pairs, data)
@@ -358,14 +361,14 @@ class GpuBackend:
 
     def tensor(self, engine, layout, out, device, least_block, host_tensor, progress=None):
         """The AO tensor to fill: on the device where it fits, else on the host; see `md4.backends.Backend`."""
-        pool, shape, size = self.context.pool, layout.shape, layout.nbytes
+        pool, shape, size, held = self.context.pool, layout.shape, layout.nbytes, self.held_bytes(layout.nbytes)
         if device:
-            if out is None and size + least_block > pool.left():
-                raise tensor_refusal(layout, size + least_block, pool.left(), device)
+            if out is None and held + least_block > pool.left():
+                raise tensor_refusal(layout, held + least_block, pool.left(), device)
             return DeviceTensor(engine, layout, self.result(shape, out), None)
         host = self.host_array(layout, least_block) if out is None else out
         room = pool.left()
-        if size + max(least_block, room // 4) > room:
+        if held + max(least_block, room // 4) > room:
             log.debug("the device has no room for the tensor of %s, which is collected on the host", size_text(size))
             return StagedTensor(engine, host_tensor(layout, host))
         return DeviceTensor(engine, layout, self.result(shape), host)

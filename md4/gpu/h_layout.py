@@ -132,15 +132,15 @@ def check_rows(basis, pairs):
         )
 
 
-def check_derived_rows(facts, e_bytes, room):
-    """UnsupportedError for the `ListFacts` of derivatives that have more rows than H may have.
+def check_h(facts, e_bytes, room):
+    """UnsupportedError for `ListFacts`, in particular of derivatives, that have more rows than H may have.
 
     So, too, if the `e_bytes` of their E coefficients do not fit the `room` of shared memory.
     """
     if facts.nab > 1 << row_bits(facts.l) or e_bytes > room:
         raise UnsupportedError(
-            f"derivatives of pairs of shells of l = {facts.la} and {facts.lb} with {facts.na} and {facts.nb} functions "
-            "are beyond what a GPU makes; use backend='cpu'."
+            f"{'derivatives of ' if facts.derivatives else ''}pairs of shells of l = {facts.la} and {facts.lb} with "
+            f"{facts.na} and {facts.nb} functions are beyond what this GPU makes; use backend='cpu'."
         )
 
 

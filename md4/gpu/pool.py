@@ -8,6 +8,7 @@ from math import prod
 
 import numpy as np
 from numba import cuda
+from numba.cuda.cudadrv import driver
 
 from md4.errors import MemoryLimitError
 from md4.gpu.buffers import Buffer, copy_in_pieces
@@ -18,6 +19,8 @@ from md4.support.display import size_text
 from md4.support.locks import Lock, locked
 from md4.support.log import log
 
+# The driver's CUDA_ERROR_OUT_OF_MEMORY.
+OUT_OF_MEMORY = 2
 # Of what is copied to the device.
 ITEM_BYTES = 8
 
@@ -283,7 +286,15 @@ class Pool:
                 f"{size_text(size)} of device memory are needed, but {size_text(max(0, limit))} may be used; "
                 f"{remedy} or compute less at once."
             )
-        memory, number = cuda.current_context().memalloc(size), next(self.numbers)
+        try:
+            memory, number = cuda.current_context().memalloc(size), next(self.numbers)
+        except driver.CudaAPIError as error:  # another process was quicker
+            if error.code != OUT_OF_MEMORY:
+                raise
+            raise MemoryLimitError(
+                f"{size_text(size)} of device memory are needed, which the driver refuses, as others use this GPU; set "
+                "max_memory below what they leave, or compute less at once."
+            ) from error
         weakref.finalize(lifetime(memory), forget, number, self.live, self.dropped)
         self.live[number] = size  # an interrupt before it frees the memory, and nothing has been booked
         self.places[number] = memory.device_pointer_value, memory.size

@@ -6,6 +6,7 @@
 (10, 10)
 """
 
+import os
 import tempfile
 from contextlib import contextmanager
 from itertools import pairwise
@@ -254,6 +255,7 @@ def opened(erifile, dataname):
         yield erifile
         return
     name = erifile.name if isinstance(erifile, tempfile._TemporaryFileWrapper) else erifile
+    name = os.fspath(name) if isinstance(name, os.PathLike) else name
     if not isinstance(name, str):
         raise ArgumentError(f"a file is the name of one, or a group of h5py, not {shown(erifile)}.")
     with h5py.File(name, "a" if h5py.is_hdf5(name) else "w") as file:

@@ -162,13 +162,15 @@ class DF(OrbitalRows):
 
     def _md4_made(self, omega=None):
         """`_md4_fitting` for this rank; sets `auxmol`."""
-        mol, tensors = checked_mol(self.mol), self._md4
+        mol, tensors, own = checked_mol(self.mol), self._md4, omega is None
         omega = effective_omega(mol, omega)
         known = tensors.has(mol, omega)
         self.auxmol = tensors.of(mol, self.auxbasis)
         fitting = tensors.fitting(mol, self.auxbasis, omega)
         if not known:
             self._md4_tell(fitting)
+            if own:
+                self._md4_save()
         return fitting
 
     def _md4_tell(self, fitting):
@@ -206,15 +208,19 @@ class DF(OrbitalRows):
     # PySCF's interface
 
     def build(self) -> "DF":
-        """Makes the tensor; writes it to the file `_cderi_to_save` if that is set, of several ranks rank 0."""
+        """Makes the tensor, and writes it to the file `_cderi_to_save` if that is set, of several ranks rank 0.
+
+        A tensor that is made without this call is written when it is made, too.
+        """
 
         def made():
             self.check_sanity()
             self.dump_flags()
             if self._md4_pyscf is None:
+                known = self._md4_has()
                 self._md4_made()
-                if isinstance(self._cderi_to_save, str) and self._md4.ranks.rank == 0:
-                    self._md4_write(self._cderi_to_save)
+                if known:
+                    self._md4_save()
 
         if self._md4_pyscf is not None:
             made()
@@ -222,11 +228,18 @@ class DF(OrbitalRows):
             self._md4.ranks.together(made, "tensor of an md4.DF")
         return self
 
+    def _md4_save(self):
+        """Writes the tensor to the file that is wanted, if there is one, on rank 0."""
+        if isinstance(self._cderi_to_save, str) and self._md4.ranks.rank == 0:
+            self._md4_write(self._cderi_to_save)
+
     def _md4_write(self, name):
-        """Writes the tensor to an HDF5 file as PySCF reads it."""
+        """Writes the tensor to an HDF5 file as PySCF reads it; what else is in the file stays."""
         import h5py
 
-        with h5py.File(name, "w") as file:
+        with h5py.File(name, "a" if h5py.is_hdf5(name) else "w") as file:
+            if self._dataname in file:
+                del file[self._dataname]
             data = file.create_dataset(self._dataname, Rows(self._md4_fitting()).shape, "f8")
             first = 0
             for rows in self.loop():
@@ -252,7 +265,8 @@ class DF(OrbitalRows):
         many = step = checked_integer("blksize", self.blockdim if blksize is None else blksize, 1)
         if fitting.rows_are_made:
             row = 4 * fitting.nao * (fitting.nao + 1)
-            many = max(step, int(ROWS_SHARE * host_memory()) // row // step * step)
+            room = min(host_memory(), fitting.algebra.host_left())
+            many = max(step, int(ROWS_SHARE * room) // row // step * step)
         for first in range(0, fitting.size, many):
             rows = fitting.rows(first, min(first + many, fitting.size))
             for start in range(0, len(rows), step):
@@ -364,7 +378,8 @@ def by_md4(with_df, **options):
     made = restored()
     made._md4 = Tensors(**{"store": "auto", "cutoff": CUTOFF, **options})
     kept = {name: value for name, value in vars(with_df).items() if name not in ("_cderi", "auxmol")}
-    made.__dict__.update(kept, auxmol=None, _vjopt=None, _rsh_df={})
+    # PySCF's AGF2 makes a DF of its own class of it, whose _cderi is what `__dict__` has
+    made.__dict__.update(kept, auxmol=None, _cderi=None, _vjopt=None, _rsh_df={})
     return made
 
 

@@ -192,7 +192,7 @@ def parse_qcschema(text, name):
         data = data.get("molecule", data)
         symbols = [str(symbol) for symbol in listed(data["symbols"])]
         flat = [float(value) for value in flattened(listed(data["geometry"]))]
-        charge = whole(data.get("molecular_charge", 0))
+        charge = whole(data.get("molecular_charge") or 0)
         multiplicity = data.get("molecular_multiplicity")
         spin = None if multiplicity is None else whole(multiplicity) - 1
         real = listed(data.get("real") or [True] * len(symbols))

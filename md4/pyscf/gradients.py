@@ -129,6 +129,8 @@ class MD4Forces(MD4Derivatives):
     def _md4_exact(self, mol, dm, coulomb):
         """Forces of so many times J and of all exchange of the functional without fitting, (natm, 3)."""
         omega, alpha, hyb = self._md4_factors()
+        if omega < 0:  # erfc has the factor alpha - hyb then, erf what makes alpha of 1/r hyb
+            omega, alpha, hyb = -omega, hyb, alpha
         long_range = (omega, alpha - hyb) if omega and alpha != hyb else None
 
         def work(jk, mol, dm):

@@ -4,6 +4,7 @@ from contextlib import redirect_stdout
 from io import StringIO
 
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from md4.contract.fitting_team import density_fitting
 from md4.contract.ranks import Alone, ranks_of
@@ -104,8 +105,11 @@ def make_auxmol(mol, auxbasis):
     return made
 
 
-class Rows:
-    """The tensor as an array of rows, shape (naux, nao (nao + 1) / 2), of which only what is asked for is made."""
+class Rows(NDArrayOperatorsMixin):
+    """The tensor as an array of rows, shape (naux, nao (nao + 1) / 2), of which only what is asked for is made.
+
+    Arithmetic makes arrays of its own.
+    """
 
     dtype, ndim = np.dtype(float), 2
 
@@ -120,6 +124,12 @@ class Rows:
         if self.whole is None:
             self.whole = self.fitting.rows(0, len(self))
         return self.whole.astype(self.dtype if dtype is None else dtype, copy=bool(copy))
+
+    def __array_ufunc__(self, function, method, *inputs, out=(), **options):
+        given = [np.asarray(this) if isinstance(this, Rows) else this for this in inputs]
+        if out and not any(isinstance(this, Rows) for this in out):  # else the result takes the place of the tensor
+            options["out"] = out
+        return getattr(function, method)(*given, **options)
 
     def __getitem__(self, key):
         if self.whole is None and isinstance(key, slice) and key.step in (None, 1):

@@ -62,7 +62,7 @@ class Shell:
     @property
     def nctr(self) -> int:
         """Number of contracted functions."""
-        return self.coefficients.shape[1]
+        return np.shape(self.coefficients)[1]
 
 
 def typed_shell(index, l, exponents, coefficients, centre):
@@ -101,14 +101,14 @@ def check_numbers(index, shell, lmax):
 
 
 def floats(where, what, values):
-    """`values` as a contiguous array of float64; strings, truth values and complex numbers are refused."""
+    """`values` as an array of float64 of its own; strings, truth values and complex numbers are refused."""
     if type(values) is np.ndarray and values.dtype == np.float64 and values.flags.c_contiguous:
-        return values
+        return values.copy()
     try:
         array = np.asarray(values)
         if array.dtype.kind in "fiuO":
             with np.errstate(over="ignore"):  # of long doubles, which become infinite
-                return np.ascontiguousarray(array, dtype=np.float64).reshape(array.shape)
+                return np.array(array, dtype=np.float64, order="C")
     except (TypeError, ValueError, OverflowError):
         pass
     raise BasisError(f"{where}: {what} must be real numbers, not {shown(values)}.")

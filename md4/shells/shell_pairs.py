@@ -387,6 +387,7 @@ def shell_pairs(basis, pairs, cutoff=PRIMITIVE_CUTOFF):
     return shell_pair_lists(basis, [check_pairs(basis, pairs)], cutoff)[0]
 
 
+@np.errstate(under="ignore")  # of exponentials of pairs that are far apart
 def shell_pair_lists(basis, lists, cutoff):
     """As `shell_pairs`, for checked lists, whose primitive pairs are made together.
 

@@ -10,6 +10,7 @@ import json
 import os
 import stat
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
 
@@ -49,10 +50,18 @@ def fingerprint():
 
 
 def cache_folder():
-    """The folder of the cache: `MD4_CACHE_DIR`, or 'md4' in the cache folder of the user."""
+    """The folder of the cache: `MD4_CACHE_DIR`, or 'md4' in the cache folder of the user.
+
+    A user without a home, as in a container, has a folder among the temporary ones.
+    """
     if os.environ.get("MD4_CACHE_DIR"):
         return Path(os.environ["MD4_CACHE_DIR"])
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "md4"
+    if os.environ.get("XDG_CACHE_HOME"):
+        return Path(os.environ["XDG_CACHE_HOME"]) / "md4"
+    try:
+        return Path.home() / ".cache" / "md4"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"md4-{os.geteuid()}"
 
 
 def entry_path(name):

@@ -32,6 +32,7 @@ def check_out(out, shape):
 # What else may help where a tensor of each symmetry (`aosym` of its layout) does not fit.
 SMALLER = {"s1": "use a higher aosym, ", "s4": "use a higher aosym, ", "three_s1": "use aosym='s2ij', "}
 SMALLER |= {"int2e_ip1 s1": "use aosym='s2kl', ", "int3c2e_ip2 s1": "use aosym='s2ij', "}
+SMALLER |= {"s8": "use aosym='s4' and "}
 FILES = dict.fromkeys(("s1", "s4", "s8"), "numpy.memmap or h5py.Dataset")
 
 
@@ -44,8 +45,9 @@ def tensor_refusal(layout, need, limit, device=False):
     file = f"write to a file by out ({FILES.get(layout.aosym, 'numpy.memmap')})"
     return MemoryLimitError(
         f"the AO tensor of shape {layout.shape} takes {size_text(layout.nbytes)} and with the least workspace "
-        f"{size_text(need)}, but {size_text(limit)} may be used; raise max_memory, {SMALLER.get(layout.aosym, '')}"
-        f"take parts by shls_slice, or {'leave it on the host (device=False)' if device else file}."
+        f"{size_text(need)}, but {size_text(max(0, limit))} may be used; raise max_memory, "
+        f"{SMALLER.get(layout.aosym, '')}take parts by shls_slice, or "
+        f"{'leave it on the host (device=False)' if device else file}."
     )
 
 
@@ -53,7 +55,7 @@ def workspace_refusal(layout, need, limit):
     """The MemoryLimitError where there is memory for a tensor, but not for `need` bytes, the least workspace."""
     return MemoryLimitError(
         f"the least workspace for the AO tensor of shape {layout.shape} takes {size_text(need)}, but "
-        f"{size_text(limit)} may be used; raise max_memory."
+        f"{size_text(max(0, limit))} may be used; raise max_memory."
     )
 
 

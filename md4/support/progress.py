@@ -69,6 +69,14 @@ class Clocks:
 clocks = Clocks()
 
 
+def is_terminal(stream):
+    """Whether a stream is a terminal; none is none, nor one that is closed or can do no more than write."""
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):
+        return False
+
+
 class Progress:
     """A bar on stderr, drawn only once `delay` seconds have passed.
 
@@ -88,7 +96,7 @@ class Progress:
 
     def __init__(self, total, enabled=None, delay=2.0, label="md4", unit=None):
         self._bar, self._steps, self._begin, self._lock = None, STEPS if unit else 0, None, Lock()
-        if sys.stderr.isatty() if enabled is None else enabled:
+        if is_terminal(sys.stderr) if enabled is None else enabled and sys.stderr is not None:
             from tqdm import tqdm
 
             self._format = "{desc}: " + (COUNTED if unit else WORK) + "|{bar}| {elapsed}%s{postfix}"

@@ -53,6 +53,7 @@ def warmed(monkeypatch):
     """The kinds for which the CPU was warmed up; no work is done."""
     kinds = []
     monkeypatch.setattr("md4.cpu.warmup.warmup", lambda given: kinds.append(given) or (3, 7))
+    monkeypatch.setattr("md4.cpu.warmup.lost", lambda names: [])
     monkeypatch.setattr("md4.gpu.available", lambda: False)
     return kinds
 
@@ -65,6 +66,25 @@ def test_without_a_gpu_it_is_the_cpu(warmed, capsys):
     assert main(["warmup", "--backend", "cpu", "He 0 0 0", "--basis", "sto-3g"]) == 0
     assert capsys.readouterr().err == ""
     assert warmed == [("erf",), ("coulomb",)]
+
+
+def test_a_list_of_what_is_missing(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("md4.cpu.warmup.warmup", None)
+    monkeypatch.setattr("md4.cpu.warmup.missing", lambda names: list(names)[1:3])
+    assert main(["warmup", "--backend", "cpu", "--list"]) == 0
+    *names, last = capsys.readouterr().out.splitlines()
+    assert names[:2] == ["fill coulomb", "copy"]
+    assert last.startswith("2 functions of the CPU would be compiled") or "2 functions of the CPU" in "".join(names)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_cache_that_keeps_nothing(monkeypatch, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MD4_CACHE_DIR", str(tmp_path / "file"))
+    monkeypatch.setattr("md4.cpu.warmup.warmup", lambda kinds: (3, 7))
+    assert main(["warmup", "--backend", "cpu"]) == 2
+    assert "did not keep them; set MD4_CACHE_DIR" in capsys.readouterr().err
 
 
 def test_the_gpu_is_not_replaced_by_the_cpu(warmed, capsys):

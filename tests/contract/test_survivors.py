@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from molecules import WATER, molecule
 
+import md4
 from md4 import Basis, Engine
 from md4.contract.screening import pair_bounds, sorted_lists
 from md4.contract.survivors import ListPairs, tiles
 from md4.contract.work import Task
+from md4.cpu.sums import HostSums
 from md4.plan import part_of
 from md4.shells.shell_pairs import pairs_by_kind
 
@@ -142,6 +144,20 @@ def test_survivors(tolerance, flags):
         whole = found.tiles(n, 0, len(counts), 10**9, 1e12)
         assert whole == ([(slice(0, np.flatnonzero(counts)[-1] + 1), slice(0, counts.max()))] if counts.any() else [])
     assert found.total == sum(found.quartets)
+
+
+@pytest.mark.parametrize("with_k", [True, False])
+def test_bounds_that_rise_within_a_list(with_k, monkeypatch):
+    """As on GPUs, where many pairs share an upper bound and are in the order of their shells."""
+    monkeypatch.setattr(HostSums, "bound_step", lambda self, functions: 2)
+    tolerance, exponents = 1e-3, [[1000.0], [1.0], [183.0]]
+    basis = Basis.from_arrays([0, 0, 0], exponents, [[1.0]] * 3, np.zeros((3, 3)))
+    engine, one = Engine(basis, backend="cpu"), np.zeros((3, 3))
+    own, theirs = (engine.compute([[n, n]], [[n, n]]).item() ** 0.5 for n in (0, 2))
+    one[0, 0] = 3.5 * tolerance / (2 * own * theirs)
+    whole, _ = md4.get_jk(basis, one, backend="cpu", direct_scf_tol=0, with_k=with_k)
+    found, _ = md4.get_jk(basis, one, backend="cpu", direct_scf_tol=tolerance, with_k=with_k)
+    assert abs(whole - found).max() < tolerance
 
 
 def test_parts_cover_what_the_whole_does():

@@ -12,7 +12,7 @@ from md4.contract.tensor import locked_tensor
 from md4.errors import MemoryLimitError, UnsupportedError
 from md4.gpu import backend as gpu
 from md4.gpu.backend import GpuBackend
-from md4.gpu.h_layout import check_derived_rows
+from md4.gpu.h_layout import check_h
 from md4.gpu.paths import plans
 from md4.method.derivatives import OF_A, OF_B
 from md4.method.operators import Operator
@@ -150,9 +150,9 @@ def test_what_a_gpu_cannot_make(monkeypatch):
 
 def test_most_rows():
     pairs = list_facts(0, 0, True, 500, 500, 500, 500, 1, False)
-    with pytest.raises(UnsupportedError, match=r"l = 0 and 0 with 500 and 500 functions are beyond what a GPU makes"):
-        check_derived_rows(derived_facts(pairs, OF_A + OF_B), 0, 1)
-    check_derived_rows(derived_facts(pairs, OF_A), 0, 1)
+    with pytest.raises(UnsupportedError, match="0 and 0 with 500 and 500 functions are beyond what this GPU"):
+        check_h(derived_facts(pairs, OF_A + OF_B), 0, 1)
+    check_h(derived_facts(pairs, OF_A), 0, 1)
 
 
 @pytest.mark.parametrize("single", [False, True])

@@ -152,3 +152,15 @@ def test_rough_bounds_fall_with_distance():
     basis = md4.Basis.from_arrays([0] * 4, [[1.0]] * 4, [[1.0]] * 4, [[0, 0, 0], [0, 0, 1], [0, 0, 3], [0, 0, 90]])
     found = rough_bounds(shell_pairs(basis, [[1, 0], [2, 0], [3, 0]]))
     assert found[0] > found[1] > found[2] == 0.0
+
+
+def test_memory_checks_count_what_a_pool_lends(monkeypatch):
+    """A result that would fit, were it not rounded up, is refused before anything is allocated."""
+    with emulator.running():
+        engine = md4.Engine(md4.Basis.from_mol(molecule(HYDROGEN, "sto-3g")), backend="cuda")
+        both = engine.prepare([[0, 0]]), engine.prepare([[1, 1]])
+        work, result = engine.backend.least_workspace(*(side.pairs for side in both)), (1 << 20) + 8
+        monkeypatch.setattr(type(engine.backend), "memory_left", lambda self: work + result)
+        engine.check_memory(*both, 1 << 20)
+        with pytest.raises(md4.MemoryLimitError, match="of result"):
+            engine.check_memory(*both, result)

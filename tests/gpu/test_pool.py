@@ -8,6 +8,7 @@ import threading
 import numpy as np
 import pytest
 from emulator import running
+from numba.cuda.cudadrv.driver import CudaAPIError
 
 import md4
 from md4.errors import DeviceError, MemoryLimitError
@@ -228,6 +229,20 @@ def test_interrupted_allocations_are_not_booked(stream, monkeypatch):
     assert pool.held == 0
     assert pool.left() == 1_000_000
     pool.get(50_000)
+
+
+@pytest.mark.parametrize("code, error", [(2, MemoryLimitError), (1, CudaAPIError)])
+def test_memory_that_another_process_was_quicker_to_take(code, error, stream, monkeypatch):
+    pool = Pool(1)
+
+    def refused(self, size):
+        raise CudaAPIError(code, "cuMemAlloc")
+
+    monkeypatch.setattr(type(device.cuda.current_context()), "memalloc", refused)
+    with pytest.raises(error, match="cuMemAlloc" if code == 1 else "which the driver refuses"):
+        pool.get(50_000)
+    monkeypatch.undo()
+    assert pool.held == 0
 
 
 def test_items_of_another_size_are_not_uploaded(stream):

@@ -110,6 +110,13 @@ def test_half_transformed(basis, compact, backend):
             np.testing.assert_allclose(ours["0/0"], want, rtol=0, atol=CLOSE)
 
 
+def test_the_path_of_a_file(tmp_path):
+    mol, path = molecule("O 0 0 0", "6-31g"), tmp_path / "half.h5"
+    md4.ao2mo.half_e1(mol, (np.eye(mol.nao)[:, :2],) * 2, path, backend="cpu")
+    with h5py.File(path) as file:
+        assert "0" in file
+
+
 def test_columns_of_cartesian_functions():
     """They are those of the integral's name, not of the molecule."""
     mol = molecule("O 0 0 0", "cc-pvdz")

@@ -4,10 +4,12 @@ import copy
 import io
 import pickle
 
+import h5py
 import numpy as np
 import pytest
 from molecules import WATER, molecule
 from pyscf import df, dft, gto, lib, mcscf, scf
+from pyscf.agf2 import AGF2
 from pyscf.df.df_jk import _DFHF
 from pyscf.gw.gw_ac import GWAC
 from pyscf.gw.rpa import RPA
@@ -208,6 +210,54 @@ def test_file(ours, theirs, water, tmp_path):
     assert sum(map(len, given.loop())) == 116
     assert not given._md4.made
     assert "_cderi" not in given.__getstate__()
+
+
+@pytest.mark.parametrize("use", [
+    lambda fit: fit.build(), lambda fit: fit.get_naoaux(), lambda fit: fit.get_jk(np.eye(fit.mol.nao)),
+    lambda fit: (fit.get_naoaux(), fit.build()),
+])  # fmt: skip
+def test_what_else_is_in_the_file_stays(use, ours, theirs, tmp_path):
+    """Whoever has the tensor made; as PySCF does."""
+    name = str(tmp_path / "mine.h5")
+    with h5py.File(name, "w") as file:
+        file["mine"], file["j3c"] = np.arange(3), np.zeros(2)
+    ours._cderi_to_save = name
+    use(ours)
+    with h5py.File(name) as file:
+        assert sorted(file) == ["j3c", "mine"]
+        assert abs(file["j3c"][:] - theirs._cderi).max() < 1e-11
+    (tmp_path / "mine.h5").unlink()
+    ours.get_jk(np.eye(ours.mol.nao), omega=0.3)
+    assert not (tmp_path / "mine.h5").exists()
+
+
+def test_arithmetic_of_rows(ours, theirs):
+    whole = np.asarray(ours._cderi)
+    for found, wanted in [
+        (2.0 * ours._cderi, 2.0 * whole), (ours._cderi - theirs._cderi, whole - theirs._cderi),
+        (-ours._cderi, -whole), (ours._cderi @ whole.T, whole @ whole.T), (abs(ours._cderi), abs(whole)),
+    ]:  # fmt: skip
+        assert type(found) is np.ndarray
+        assert abs(found - wanted).max() < 1e-13
+    ours._cderi *= 2.0
+    assert abs(ours._cderi - 2 * theirs._cderi).max() < 1e-11
+
+
+def test_rows_in_blocks_keep_the_cap():
+    """Of a tensor that is made as often as it is asked for."""
+    fit = md4.DF(molecule(WATER, "cc-pvtz"), "cc-pvqz-jkfit", backend="cpu", store="direct", max_memory=8)
+    lengths, rows_of = [], type(fit._md4_fitting()).rows
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(fit._md4_fitting()), "rows", lambda self, a, b: lengths.append(b - a) or rows_of(self, a, b))
+        assert sum(map(len, fit.loop(8))) == fit.get_naoaux()
+    assert 8 * max(lengths) * fit.mol.nao * (fit.mol.nao + 1) // 2 < 4e6
+
+
+def test_green_functions_of_an_attached_object(water):
+    """AGF2 makes a fitting of PySCF's own class of the object's."""
+    ours, theirs = md4.attach(scf.RHF(water).density_fit(), backend="cpu"), scf.RHF(water).density_fit()
+    found, wanted = (AGF2(mf.run(verbose=0)).run(verbose=0, max_cycle=2).e_tot for mf in (ours, theirs))
+    assert abs(found - wanted) < 1e-8
 
 
 @pytest.mark.parametrize("make, error, match", [

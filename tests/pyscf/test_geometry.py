@@ -242,3 +242,7 @@ def test_unknown_auxiliary_basis(name, capsys):
     with pytest.raises(ArgumentError, match="Without a name PySCF's choice is taken"):
         load_auxiliary(load_molecule("Xe 0 0 0", "def2-svp"), name)
     assert capsys.readouterr().out == ""
+
+
+def test_a_charge_of_null(tmp_path):
+    assert load_molecule(write(tmp_path, qcschema(molecular_charge=None)), "sto-3g").charge == 0

@@ -248,6 +248,17 @@ def test_scanner(kind, xc):
         assert abs(g - want).max() < 1e-6  # as far as the orbitals have converged
 
 
+@pytest.mark.parametrize("kind, xc, settings", [
+    ("RKS", "camb3lyp", {"omega": -0.3}), ("UKS", "hse06", {"omega": -0.3}),
+    ("RKS", "RSH(0.4;0.65;-0.46) + 0.46*ITYH + .35*B88,", {}),
+])  # fmt: skip
+def test_a_short_range_by_its_sign(kind, xc, settings, calls):
+    """PySCF takes an omega below zero for erfc."""
+    mf = own(kind, xc, change=lambda mf: mf.set(**settings))
+    assert abs(gradient(ours(mf)) - gradient(mf)).max() < 1e-9
+    assert calls == ["gradient"]
+
+
 @pytest.mark.parametrize("factors", [{"hyb": 0.2}, {"rsh": (0.3, 0.5, -0.3)}])
 @pytest.mark.parametrize("fitted", [False, True])
 def test_hybrids_that_are_not_by_name(factors, fitted):

@@ -183,3 +183,22 @@ def test_import_needs_neither_pyscf_nor_a_gpu():
         "import sys, md4; sys.exit(any(m.split('.')[0] == 'pyscf' or m.startswith('numba.cuda') for m in sys.modules))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_arrays_of_the_caller_may_change():
+    """A basis has numbers of its own, also for what is made of its shells later."""
+    centres, exponents, coefficients = np.array([[0.0, 0, 0], [0, 0, 1.8]]), np.array([1.0]), np.array([[1.0]])
+    basis = Basis.from_arrays([0, 0], [exponents] * 2, [coefficients] * 2, centres)
+    one = Basis([md4.Shell(0, exponents, coefficients, centres[1])])
+
+    def numbers():
+        shells = (*basis.shells, *one.shells)
+        return [(*shell.centre, shell.exponents.item(), shell.coefficients.item()) for shell in shells]
+
+    before = numbers()
+    centres[1, 2], exponents[0], coefficients[0, 0] = 10.0, 2.0, 3.0
+    assert numbers() == before
+
+
+def test_shells_of_lists():
+    assert md4.Shell(0, [1.0], [[1.0]], [0, 0, 0]).nctr == 1

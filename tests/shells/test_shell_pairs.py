@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from molecules import WATER, molecule, relative_error
 
+import md4
 from md4.engine import Engine
 from md4.errors import ArgumentError
 from md4.method.angular import AXES
@@ -164,3 +165,13 @@ def test_refusals(basis, pairs, message):
     assert basis.classes[4, 0] != 0
     with pytest.raises(ArgumentError, match=message):
         shell_pairs(basis, pairs)
+
+
+def test_underflow_that_a_caller_has_made_an_error():
+    """What vanishes of pairs that are far apart is none."""
+    basis = Basis.from_arrays([0, 0], [[1.0]] * 2, [[1.0]] * 2, np.array([[0, 0, 0], [0, 0, 80.0]]))
+    jk = md4.JK(basis, backend="cpu", direct_scf_tol=0)
+    with np.errstate(all="raise"):
+        j, _ = jk.get_jk(np.eye(2))
+        assert j[0, 1] == 0
+        assert np.all(np.isfinite(md4.JK(basis, backend="cpu").gradient(np.eye(2))))

@@ -219,3 +219,15 @@ def test_only_the_owner_writes(path):
     finally:
         os.umask(before)
     assert stat.S_IMODE(path.stat().st_mode) == cache.PERMISSIONS
+
+
+def test_a_user_without_a_home(monkeypatch):
+    """As in a container under any number."""
+
+    def nowhere():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("MD4_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert cache.cache_folder().name == f"md4-{os.geteuid()}"

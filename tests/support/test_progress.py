@@ -1,5 +1,7 @@
 """Bars whose clocks stand still while kernels are compiled."""
 
+import io
+
 import pytest
 
 from md4.support.progress import COMPILING, Progress, clocks, compiling, compiling_one
@@ -133,3 +135,25 @@ def test_without_a_terminal_nothing_is_seen(capsys):
     with Progress(3), compiling(3) as kernels, compiling_one(1):
         kernels.update()
     assert capsys.readouterr().err == ""
+
+
+class Writer:
+    """A stream that can do no more, as those of loggers."""
+
+    def write(self, text):
+        return len(text)
+
+
+def closed():
+    """A stream that is closed."""
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize("stream", [None, Writer(), closed()])
+@pytest.mark.parametrize("enabled", [None, False])
+def test_streams_that_are_no_terminals(stream, enabled, monkeypatch):
+    monkeypatch.setattr("sys.stderr", stream)
+    with Progress(10, enabled=enabled) as bar:
+        assert bar.report is None

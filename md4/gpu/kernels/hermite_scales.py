@@ -25,6 +25,8 @@ from md4.method.angular import hermite_triples
 
 # The largest modulus of a sum. The largest scale: where a bound is below TOP / MOST, sums have fewer digits.
 TOP, MOST = 2.0**61, 2.0**1000
+# Of [0]^(n), where it vanishes as omega^(2n + 1): a bound of sums with functions of lower degree, which do not.
+LEAST_ZERO = 1e-300
 THREADS = 256  # of a block
 WARPS = THREADS // 32
 BLOCKS = 128  # of the sum over the functions of a degree
@@ -59,13 +61,14 @@ def row_factors(l, mirrored):
 
 def make_norm(kind):
     """Device function: [0]^(n) of a primitive pair with itself under a square root, n = 0 to `l` by lane, else 0."""
-    zero_of = operators.zero_function(kind, jit_device)
+    zero_of, least = operators.zero_function(kind, jit_device), LEAST_ZERO
 
     def norm(functions, prim, l, operator, lane):
         if lane > l:
             return 0.0
         p = functions.records[4 * prim]
-        return sqrt(abs(zero_of(lane, p, p, 0.0, operator.parameter, operator.table)))
+        zero = abs(zero_of(lane, p, p, 0.0, operator.parameter, operator.table))
+        return sqrt(least if zero < least else zero)  # no number stays no number
 
     return jit_device(norm)
 

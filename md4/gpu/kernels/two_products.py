@@ -24,6 +24,7 @@ are in their own order again there, blocks of q are in that of the ket's stairca
 
 from typing import NamedTuple
 
+from md4.errors import UnsupportedError
 from md4.gpu.compile import Kernel, Variant
 from md4.gpu.device_code import F64, I64, cuda, f64, i32, i64, jit_device
 from md4.gpu.emit.instructions import (
@@ -144,6 +145,8 @@ class KetOperands(NamedTuple):
 
 # Doubles behind (ab|q] that step 5 reads with its last columns.
 BEHIND = 64
+# Blocks of 8 columns of a block of threads in step 4: words that say where [p|q] is in r are copied for four of them.
+FEWEST_COLUMNS = 4
 
 
 def clear_end(numbers):
@@ -344,6 +347,28 @@ def bra_tile(unit, bra):
     return choose_tile(bra.nab, blocks_of_8(bra.nherm), unit, unit != "fma" and turned_is_better(bra.nab))
 
 
+def fitting_tile(unit, bra, ket, room):
+    """The tile of step 4, with fewer columns where r of their ket primitives would not fit `room` bytes.
+
+    UnsupportedError if it does not fit even so.
+    """
+    tile = bra_tile(unit, bra)
+    while bra_shared(tile, bra, ket)[1] > room:
+        if tile.nt > 2:
+            tile = tile._replace(nt=-(-tile.nt // 4) * 2)
+        elif tile.columns > FEWEST_COLUMNS:
+            tile = tile._replace(warps=tile.warps // 2)
+        elif tile.stages > 2:
+            tile = tile._replace(stages=2)
+        else:
+            raise UnsupportedError(
+                f"integrals of shells of l = {bra.la} and {bra.lb} with l = {ket.la} and {ket.lb} need "
+                f"{bra_shared(tile, bra, ket)[1]} bytes of shared memory, but a block of threads of this GPU may have "
+                f"{room}; use backend='cpu'."
+            )
+    return tile
+
+
 def bra_form(unit, bra):
     """The form of H that step 4 reads."""
     return BRA_TURNED if bra_tile(unit, bra).turned else BRA_STAIRCASE
@@ -384,7 +409,7 @@ def staircase_of(context, pairs, rows8, row_blocks, flat=False):
 
 def bra_launcher(context, bra, ket):
     """The function by which step 4 is launched for two `ListFacts`."""
-    unit, tile, nab = context.unit, bra_tile(context.unit, bra), bra.nab
+    unit, tile, nab = context.unit, fitting_tile(context.unit, bra, ket, context.block_shared), bra.nab
     nq8, stride, row_blocks = blocks_of_8(ket.nherm), r_stride_of(bra, ket), row_blocks_of(tile, nab)
     r_buffers, shared = bra_shared(tile, bra, ket)
     variant, columns, threads = Variant(bra_transform, (*tile, r_buffers)), tile.columns, tile.threads

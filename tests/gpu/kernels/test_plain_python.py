@@ -17,6 +17,8 @@ from md4.contract.work import Task
 from md4.errors import MemoryLimitError
 from md4.gpu import digest, paths, quartet_lists, tuning
 from md4.gpu import hermite_coulomb as hermite_coulomb_target
+from md4.gpu.backend import GpuBackend
+from md4.gpu.dry_run import BLOCK_SHARED
 from md4.gpu.kernels import (
     coulomb_threads,
     digest_in_place,
@@ -28,6 +30,7 @@ from md4.gpu.kernels import (
     unpack,
     whole_panel,
 )
+from md4.gpu.kernels.two_products import bra_shared, bra_tile, fitting_tile
 from md4.gpu.paths import plans
 from md4.method.angular import nherm
 from md4.method.operators import OPERATORS, Operator, kind_table, zero_function
@@ -124,6 +127,60 @@ def test_two_products_of_contracted_pairs(rows, stages, kernel, monkeypatch):
             )
     assert machine.kernels >= {kernel}
     assert not machine.kernels & ({"bra_transform", "whole_panel"} - {kernel})
+
+
+@pytest.mark.parametrize("unit", ["dmma16", "dmma8"])
+def test_fewer_columns_where_shared_memory_is_small(unit, monkeypatch):
+    """r of the ket primitives that a block's columns touch is what takes most where few functions q meet a high L."""
+    monkeypatch.setattr(whole_panel, "CONTRACTED_ROWS", 0)
+    basis, bra, ket = basis_of((2, 1, 1, 0), nprim=2), [[0, 1]] * 2, [[2, 3]] * 5
+    right = md4.Engine(basis, backend="cpu").compute(bra, ket)
+    with running(unit) as machine:
+        engine = md4.Engine(basis, backend="cuda")
+        sides = engine.prepare(bra).facts, engine.prepare(ket).facts
+        whole = bra_tile(unit, sides[0])
+        least = whole._replace(nt=2, warps=2, stages=2)
+        room = engine.backend.context.block_shared = bra_shared(least, *sides)[1]
+        assert fitting_tile(unit, *sides, room) == least
+        assert fitting_tile(unit, *sides, 1 << 20) == whole
+        with pytest.raises(md4.UnsupportedError, match="bytes of shared memory"):
+            fitting_tile(unit, *sides, room - 1)
+        every = plans(unit, engine.prepare(bra).pairs, engine.prepare(ket).pairs)
+        plan = next(plan for plan in every if plan.path.name == "two_products" and not plan.swap)
+        engine.backend.plan = lambda *_: plan
+        assert_same(engine.compute(bra, ket).copy_to_host(), right)
+    assert "bra_transform" in machine.kernels
+
+
+@pytest.mark.parametrize("kind", ["erf", "coulomb"])
+def test_j_alone_of_an_operator_that_hardly_acts(kind):
+    """[0]^(n) of erf goes with omega^(2 n + 1) and vanishes for high n, but J does not."""
+    basis, omega = basis_of((4, 0)), 1e-20 if kind == "erf" else 0.0
+    dm = np.eye(basis.nao)
+    right, _ = md4.JK(basis, omega, "cpu", direct_scf_tol=0).get_jk(dm, with_k=False)
+    with running():
+        ours, _ = md4.JK(basis, omega, "cuda", direct_scf_tol=0).get_jk(dm, with_k=False)
+    np.testing.assert_allclose(ours, right, rtol=0, atol=1e-14 * abs(right).max())
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
+@pytest.mark.parametrize("ls, single", [
+    ((15, 0, 1, 0), False), ((16, 0, 1, 0), False), ((13, 0, 1, 0), False), ((8, 8, 2), True), ((9, 9, 2), True),
+    ((15, 15, 2), True),
+])  # fmt: skip
+def test_shared_memory_of_high_classes(capability, ls, single):
+    """No launch asks for more than a block may have; a class that needs more is refused."""
+    basis = basis_of(ls)
+    dry = GpuBackend.without_device(Operator.coulomb(), capability, 100 << 30)
+    engine, asked = md4.Engine(basis, backend=dry), dry.context.asked
+    bra, ket = engine.prepare([[0, 1]]), engine.prepare([2] if single else [[2, 3]])
+    for one, other in ((bra, ket), (ket, bra)):
+        shape = (1, 1, one.facts.na, one.facts.nb, other.facts.na, other.facts.nb)
+        try:
+            engine.run_steps(one, other, dry.scratch(shape))
+        except md4.UnsupportedError as error:
+            assert sum(ls) > 30, error
+    assert max(asked.values()) <= BLOCK_SHARED[capability]
 
 
 @pytest.mark.sample("ls0-2")
