@@ -93,7 +93,8 @@ def add_warmup(command):
     files.add_argument("--export", metavar="FILE", help="write these kernels to FILE, for other machines")
     files.add_argument(
         "--import", dest="imported", metavar="FILE",
-        help="put the kernels of FILE into the cache, and compile none; only of those whom you trust",
+        help="put the kernels of FILE into the cache, and compile only what J and K need on the host; only of those "
+        "whom you trust",
     )  # fmt: skip
     command.add_argument("--backend", default="auto", help="auto (default), cuda or cpu")
     command.set_defaults(run=run_warmup)

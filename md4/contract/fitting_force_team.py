@@ -50,6 +50,11 @@ class TeamGradient:
         """As `FittingGradient.run`; densities and factors of J and K are the same on all ranks."""
         first, team = self.first, self.fitting
         terms = energy_terms(dm, coulomb, exchange, team.nao)
+        self.ranks.same({
+            "the operator": team.engine.operator, "the number of densities": len(terms.densities),
+            "coulomb": terms.coulomb.tolist(), "exchange": terms.exchange.tolist(), "auxbasis_response": bool(response),
+            "tolerance": float(tolerance),
+        })  # fmt: skip
         if not first.three.ncol:
             return first.nothing()
         self.ranks.once_a_node(lambda: [this.compile_ahead(response) for this in self.workers.values()])

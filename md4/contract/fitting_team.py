@@ -112,6 +112,7 @@ class FittingTeam:
     def _make_tensor(self, start):
         """Makes the parts of the tensor, on the best store for which all workers have the memory."""
         ranks = self.ranks
+        ranks.same({"the operator": self.engine.operator})
 
         def compile_all():
             for share in self.shares:
@@ -177,8 +178,8 @@ class FittingTeam:
         """As `DensityFitting.get_jk`. Densities are those of rank 0, and all ranks get the same bits."""
         dm, shape = self.ranks.together(lambda: checked_densities(dm, hermi, self.nao))
         self.ranks.same({
-            "the shape of the densities": shape, "the type of the densities": dm.dtype, "with_j": bool(with_j),
-            "with_k": bool(with_k),
+            "the operator": self.engine.operator, "the shape of the densities": shape,
+            "the type of the densities": dm.dtype, "with_j": bool(with_j), "with_k": bool(with_k),
         })  # fmt: skip
         dm = self.ranks.broadcast(dm)
         orbitals = None if np.iscomplexobj(dm) else orbitals

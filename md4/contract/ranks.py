@@ -26,7 +26,7 @@ from zlib import crc32
 
 import numpy as np
 
-from md4.errors import ArgumentError, RankError
+from md4.errors import ArgumentError, MD4Error, RankError
 from md4.support.arguments import shown
 from md4.support.environment import way_to_extra
 from md4.support.locks import Lock, Method, once
@@ -175,7 +175,7 @@ class Ranks:
         what = f"{name} (level {channel.depth})"
         try:
             result = work()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not is_known_to_all(error):
                 self._exchange(what, failure=error)
             raise
@@ -280,7 +280,7 @@ class Ranks:
             with channel.attended():
                 yield SharedCounter(channel, window)
             self._exchange("end of a counter")
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             try:
                 if not is_known_to_all(error):
                     self._exchange("end of a counter", failure=error)
@@ -388,18 +388,16 @@ class Channel:
         self.comm.Free()
 
 
-making = Lock()
-
-
 def channel(comm):
-    """The `Channel` of a communicator, which is made by the first call. That call is collective."""
-    mpi = sys.modules["mpi4py.MPI"]
-    with making:
-        found = comm.Get_attr(attribute())
-        if found is None:
-            found = Channel(mpi, comm)
-            comm.Set_attr(attribute(), found)
-        return found
+    """The `Channel` of a communicator, which is made by the first call. That call is collective.
+
+    So no lock is held: threads of other ranks may begin with another one of their communicators.
+    """
+    found = comm.Get_attr(attribute())
+    if found is None:
+        found = Channel(sys.modules["mpi4py.MPI"], comm)
+        comm.Set_attr(attribute(), found)
+    return found
 
 
 @once
@@ -454,10 +452,13 @@ def known_to_all(error):
 
 
 def is_known_to_all(error):
-    """Whether an error, or one that was its cause, is marked by `known_to_all`."""
-    while error is not None and not getattr(error, "md4_known_to_all", False):
+    """Whether an error is marked by `known_to_all`, or is md4's own and was caused by one that is.
+
+    An error of a caller may be that of one rank, whatever its cause is.
+    """
+    while isinstance(error, MD4Error) and not hasattr(error, "md4_known_to_all"):
         error = error.__cause__
-    return error is not None
+    return hasattr(error, "md4_known_to_all")
 
 
 def collective(method: Method) -> Method:

@@ -26,7 +26,7 @@ from md4.plan import ListPair, Plan
 from md4.shells.shell_pairs import shell_pair_lists, starts_of
 from md4.support.display import size_text
 from md4.support.locks import Lock
-from md4.support.memory import HostMemory, check_fits, check_out, tensor_refusal, workspace_refusal
+from md4.support.memory import HostMemory, check_out, tensor_refusal, workspace_refusal
 
 # Bytes of all arrays of a primitive pair while `shell_pair_lists` decides which of them count.
 PRIMITIVE_BYTES = 400
@@ -116,7 +116,6 @@ class CpuBackend:
             wanted, threads = sizes(0), 1
         if len(self.kept) < threads or not all(work.holds(wanted) for work in self.kept):
             self.kept.clear()
-            check_fits(threads * wanted.nbytes, self.memory.room(), "the least workspace takes")
             self.kept += [wanted.allocated(self.memory) for _ in range(threads)]
         return self.kept[:threads]
 

@@ -24,7 +24,7 @@ from md4.cpu.run import Sizes
 from md4.cpu.screening import covering, norms_of_blocks, norms_of_density, survivors
 from md4.cpu.targets import copy_blocks, scatter_blocks
 from md4.method.operators import Mixture, kind_table
-from md4.method.scatter import SYMMETRIES
+from md4.method.scatter import EVERY_SYMMETRY
 from md4.shells.basis import Basis
 from md4.shells.shell_pairs import shell_pairs
 from md4.support.log import log
@@ -73,7 +73,7 @@ def every_name(kinds=("coulomb",)):
     names = [name for kind in kinds for use in uses for name in names_for(use, kind)]
     if "erf" in kinds:  # for range-separated functionals
         names += names_for("forces", Mixture.kind)
-    return list(dict.fromkeys([*names, *map(scatter_name, SYMMETRIES), "derivatives", *BESIDE]))
+    return list(dict.fromkeys([*names, *map(scatter_name, EVERY_SYMMETRY), "derivatives", *BESIDE]))
 
 
 @cache

@@ -43,7 +43,7 @@ ANG_OF = 1
 # What decides which builds PySCF asks for, and how it continues.
 SETTINGS = (
     "conv_tol", "conv_tol_grad", "conv_check", "max_cycle", "direct_scf", "direct_scf_tol", "diis_space", "diis_damp",
-    "level_shift", "init_guess", "xc",
+    "level_shift", "init_guess", "xc", "omega",
 )  # fmt: skip
 
 

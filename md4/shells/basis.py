@@ -72,8 +72,8 @@ class Basis:
     BasisError
         There are no shells, or a shell cannot be used: a value is not a number, a shape is wrong, or a coordinate, a
         coefficient or an exponent is so large or small that integrals would leave the range of double precision
-        (`md4.shells.limits`: exponents may be from 1e-10 to 1e10 at l = 8, and from 1e-22 to 1e22 at l = 4 if there is
-        no higher l).
+        (`md4.shells.limits`: exponents may be from 1e-10 to 1e10 at l = 8, and from 1.4e-22 to 1e22 at l = 4 if there
+        is no higher l).
     UnsupportedError
         A shell of l > 32.
 

@@ -7,9 +7,9 @@ The first number to leave the range is [0]^(L) of a quartet of pairs with total 
 
 It is largest and smallest in quartets (ab|ab), up to a factor that the margins below cover: 18 p^(2 l - 5/2) with
 l = la + lb. From this follow the largest exponent of a shell, given the highest l that it can be paired with, and the
-smallest exponent, for pairs with itself. The range is 1e-10 to 1e10 for l = 8, and 1e-22 to 2e22 for l = 4. For s and p
-functions the products p q limit it to 1e-100 to 1e100. Below the smallest exponent, terms underflow that matter where
-shells are as far apart as they are wide.
+smallest exponent, for pairs with itself. The range is 1e-10 to 1e10 for l = 8, and 1.4e-22 to 1.8e22 for l = 4. For s
+and p functions the products p q limit it to 1e-100 to 1e100. Below the smallest exponent, terms underflow that matter
+where shells are as far apart as they are wide.
 
 Coefficients are limited relative to those of normalised primitives, because the Schwarz inequality bounds integrals by
 their fourth power. Coordinates are limited because H matrices contain powers of distances up to the 16th.

@@ -19,7 +19,7 @@ from systems import System  # noqa: E402 a script beside the package
 # Variants on sm_90 for a warm-up (tensors, J and K, J alone), for a first build of J and K, and how many gradients need
 # besides the warm-up. A change that needs more has to be worth it, see 'What a new kernel has to win' in CONTRIBUTING.
 COUNTS = {
-    "27waters/cc-pvtz": (383, 234, 108), "8waters/cc-pvqz": (467, 282, 153), "benzene/cc-pv5z": (563, 334, 192),
+    "27waters/cc-pvtz": (384, 234, 108), "8waters/cc-pvqz": (467, 282, 153), "benzene/cc-pv5z": (563, 334, 192),
 }  # fmt: skip
 
 

@@ -7,9 +7,7 @@ import pytest
 from pair_lists import PAIRS, mixed_basis
 
 import md4
-from md4.cpu.run import Sizes
 from md4.engine import Engine
-from md4.errors import MemoryLimitError
 from md4.method.operators import Operator
 from md4.plan import ListPair
 from md4.shells.basis import Basis
@@ -151,14 +149,6 @@ def test_matrix_of_a_list_with_itself():
     right = np.full_like(out, 7.0)
     right[2:, 1:-2] = block.transpose(1, 4, 5, 0, 2, 3).reshape(size, size)
     np.testing.assert_allclose(out, right, rtol=0, atol=1e-14 * abs(block).max())
-
-
-def test_a_workspace_that_does_not_fit_is_refused():
-    backend = engine(molecule((1,)), max_memory=0.01).backend
-    held = backend.memory.held
-    with pytest.raises(MemoryLimitError, match="the least workspace takes"):
-        backend.workspaces(1, lambda _: Sizes(*[1000] * 11))
-    assert backend.memory.held == held
 
 
 def test_workspaces_shrink_with_max_memory():

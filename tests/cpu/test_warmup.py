@@ -7,7 +7,7 @@ from faults import files, run
 
 from md4.cpu import warmup
 from md4.method.operators import OPERATORS
-from md4.method.scatter import SYMMETRIES
+from md4.method.scatter import EVERY_SYMMETRY
 
 
 def test_names():
@@ -24,7 +24,7 @@ def test_names():
     assert "reverse mixture" not in warmup.every_name()
     names = warmup.every_name(OPERATORS)
     assert "reverse mixture" in names
-    assert len(names) == len(set(names)) == 8 + len(SYMMETRIES) + 4 * len(OPERATORS) + len(warmup.BESIDE)
+    assert len(names) == len(set(names)) == 8 + len(EVERY_SYMMETRY) + 4 * len(OPERATORS) + len(warmup.BESIDE)
     loops = {id(warmup.arguments(name)[0]) for name in names}
     assert len(loops) == len(names)
 

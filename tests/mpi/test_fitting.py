@@ -298,3 +298,29 @@ def test_arguments_that_only_one_rank_has_wrong(tmp_path):
     for n in (13, 14):
         assert first[n].startswith("FileNotFoundError: ")
         assert second[n] == f"RankError: rank 0: {first[n]}"
+
+
+def test_operators_and_factors_that_differ(tmp_path):
+    """Also where the tensors of both operators are there; the next call is right."""
+    first, second = run(tmp_path, 2, BEGIN + """
+    from md4.pyscf.scf import attach
+    omega, messages = 0.5 if one else 0.3, []
+    for fit in (made(), made(store="direct")):
+        messages.append(caught(fit.get_jk, dm, 0, omega=omega))
+        for both in (0.3, 0.5):
+            fit.get_jk(dm, 0, omega=both)
+        messages.append(caught(fit.get_jk, dm, 0, omega=omega))
+        same_as(fit.get_jk(dm, 0, omega=0.3), made(comm=None).get_jk(dm, 0, omega=0.3))
+    mf = attach(solver("RKS", water, "pbe0").density_fit("cc-pvdz-jkfit"), backend="cpu", comm=comm).run()
+    forces = mf.nuc_grad_method().set(auxbasis_response=not one, verbose=0)
+    messages.append(caught(forces.kernel))
+    mf.xc = "bhandhlyp" if one else "pbe0"
+    messages.append(caught(mf.nuc_grad_method().set(verbose=0).kernel))
+    mf.xc, mf.omega = "camb3lyp", omega
+    messages.append(caught(mf.kernel))
+    report(messages)
+    """).reports  # fmt: skip
+    facts = ["the operator"] * 4 + ["auxbasis_response", "exchange", "omega"]
+    for message, same, fact in zip(first, second, facts, strict=True):
+        assert message == same
+        assert message.startswith(f"ArgumentError: {fact} differs between the ranks of comm")

@@ -349,3 +349,47 @@ def test_threads_that_mpi_does_not_allow(tmp_path):
     assert all(both.startswith(message) for _, both, _ in reports)
     assert reports[0][2].startswith("RankError: rank 1: " + message)
     assert reports[1][2].startswith(message)
+
+
+def test_an_error_of_one_rank_that_was_caused_by_one_of_all(tmp_path):
+    """As a caller's who gives up on one rank only; the others hear of it, also if it ends its program."""
+    first, second = run(tmp_path, 2, """
+    ranks, jk = Ranks(comm), md4.JK(md4.Basis.from_arrays([0], [[1.0]], [[1.0]], [[0, 0, 0]]), backend="cpu", comm=comm)
+
+    def work(make):
+        def given_up():
+            try:
+                jk.get_jk(np.zeros((2, 2)))
+            except md4.MD4Error as error:
+                if comm.rank == 0:
+                    raise make() from error
+        return given_up
+
+    messages = [caught(ranks.together, work(lambda: RuntimeError("given up")))]
+    try:
+        ranks.together(work(lambda: SystemExit(0)))
+    except (SystemExit, md4.MD4Error) as error:
+        messages.append(f"{type(error).__name__}: {error}")
+    report([*messages, jk.get_jk(np.eye(1))[0].item() > 0])
+    """).reports  # fmt: skip
+    assert first == ["RuntimeError: given up", "SystemExit: 0", True]
+    assert second == ["RankError: rank 0: RuntimeError: given up", "RankError: rank 0: SystemExit: 0", True]
+
+
+def test_threads_that_begin_with_other_communicators(tmp_path):
+    """Each has one of its own, and rank 1 uses them in another order."""
+    run(tmp_path, 2, """
+    basis, own = md4.Basis.from_arrays([0], [[1.0]], [[1.0]], [[0, 0, 0]]), [comm.Dup(), comm.Dup()]
+    found = {}
+
+    def work(n):
+        time.sleep(0.5 * (n if comm.rank == 0 else 1 - n))
+        found[n] = md4.JK(basis, backend="cpu", comm=own[n]).get_jk(np.eye(1))[0].item()
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] == found[1] > 0
+    """, seconds=60).check()  # fmt: skip

@@ -36,7 +36,7 @@ def own(kind="RHF", basis="6-31g", atom=WATER, **options):
 
 def ours(mf, backend="cpu", **options):
     """A copy of it that is attached, with the same orbitals and without a tensor."""
-    return md4.attach(mf.copy(), backend=backend, **options).set(max_memory=0)
+    return md4.attach(mf.copy().set(_eri=None), backend=backend, **options).set(max_memory=0)
 
 
 @pytest.fixture(scope="module", params=["RHF", "UHF"])
