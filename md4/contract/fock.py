@@ -33,6 +33,9 @@ from md4.support.locks import Lock, locked
 from md4.support.log import log
 from md4.support.types import BackendName, Densities, Devices, JKPair, Molecule, Stream
 
+# Exponents (Bohr^-2) up to which J is made without K on a GPU.
+STEEPEST_ALONE = 1e20
+
 
 class JK(Gradients):
     """J and K of a basis set, for one build or many.
@@ -303,9 +306,11 @@ class JK(Gradients):
         start = time.perf_counter()
         dm = self._frame.densities(dm)
         general = np.concatenate([dm, dm.transpose(0, 2, 1)]) if hermi == 0 else dm
-        exchange = general if with_k else dm[:0]
         coulomb = self._twice(dm) if with_j and hermi != 2 else dm[:0]
-        build = Build(operator, tolerance * self._frame.sharpening, exchange, coulomb, with_k)
+        # sums of J alone in fixed point would lose digits beside such functions
+        beside = len(coulomb) > 0 and self.engine.backend.name != "cpu" and self.basis.exponents.max() > STEEPEST_ALONE
+        exchange = general if with_k or beside else dm[:0]
+        build = Build(operator, tolerance * self._frame.sharpening, exchange, coulomb, with_k or beside)
         x, y = map(self._frame.sums, self._sums(build, dm))
         vj = vk = None
         if with_j:

@@ -345,16 +345,22 @@ class Gradients:
             return [np.zeros((3 * len(densities), *densities.shape[1:])) for _ in "jk"]
         self._compile_ahead("matrices", operator, lambda *of: rehearse_matrices(*of, densities, *given), given)
         with self.engine.lock:
-            self._forces_of_lists(limit)
+            forces = self._forces_of_lists(limit)
             cutoff = PRIMITIVE_SHARE * self._finest * frame.sharpening
             # a derivative along an axis is that along three turned ones, whose factors add up to sqrt(3) at most
             limit *= 1.0 if frame.rotation is None else frame.sharpening / sqrt(3)
             turned = frame.densities(densities)
-            found = self.team.matrices(operator, turned, with_j, with_k, limit, cutoff, self.progress)
+            apart = with_j and not forces.has_digits_of_matrices(norms_of(frame.basis, turned), limit)
+            found = self.team.matrices(operator, turned, with_j and not apart, with_k, limit, cutoff, self.progress)
             self.ranks.sum(found)
             if frame.rotation is not None:
                 found = [np.einsum("nxij,xy->nyij", this, frame.rotation) for this in found]
-            return [frame.sums(this.reshape(-1, *this.shape[-2:])) for this in found]
+            found = [frame.sums(this.reshape(-1, *this.shape[-2:])) for this in found]
+        if apart:  # by CPUs, since a GPU has no other way to make it
+            make: Any = type(self)
+            other = make(self.basis, None, "cpu", None, None, self.direct_scf_tol, self.progress, None, self._comm)
+            found[0], _ = other._derivatives_of(densities, True, False, operator, limit)
+        return found
 
     def _has_pairs(self, tolerance):
         """Whether any shell pair is in a list."""
@@ -465,7 +471,7 @@ class Gradients:
         self.ranks.sum(total)
         found, (computed, left, squares), stats.busy = total[0], total[1], tuple(total[2].tolist())
         stats.computed = stats.wanted = int(computed)
-        stats.skipped = forces.passes(*factors) * sum(map(len, self.lists)) ** 2 - stats.computed
+        stats.skipped = forces.passes(*of_blocks, tolerance) * sum(map(len, self.lists)) ** 2 - stats.computed
         stats.error_bound, stats.error_estimate = float(left) + more[0], float(np.sqrt(squares))
         if self._frame.rotation is not None:
             found = found @ self._frame.rotation

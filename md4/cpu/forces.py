@@ -188,7 +188,12 @@ class HostForces:
         return self.by_centres(found), quartets, left_out
 
     @staticmethod
-    def passes(coulomb, exchange):
+    def has_digits_of_matrices(_norms, _tolerance):
+        """Whether J of derivatives is exact enough; see `md4.gpu.coulomb_forces.CoulombBounds`."""
+        return True
+
+    @staticmethod
+    def passes(_norms, coulomb, exchange, _tolerance):
         """How often `run` goes through all quartets: J alone is made of one density after the other."""
         return min(1, len(coulomb)) if exchange.any() else len(coulomb)
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from md4.errors import MemoryLimitError
 from md4.gpu.hermite_coulomb import DeviceCoulomb
+from md4.gpu.kernels.hermite_scales import TOP
 from md4.gpu.kernels.pair_forces import launch_forces
 from md4.gpu.reverse_ways import TaskSums, hermite_of
 from md4.plan import QuartetRule
@@ -26,6 +27,9 @@ from md4.shells.shell_pairs import overlapping
 SHELLS, OVERLAPPING, PAIRS = 256, 0.7, 1 << 12
 # By how much a bound may be above the tolerance and yet below it by rounding.
 ROUNDING = 1e-12
+# What a step of J in fixed point may be: this share of the tolerance, this (Hartree/Bohr), or this part of the largest
+# |D| of a bra pair times the sum of the bounds of all ket pairs.
+DIGITS_SHARE, DIGITS, RELATIVE_DIGITS = 0.25, 1e-13, 1e-15
 
 
 def apart_from_exchange(basis):
@@ -71,6 +75,28 @@ class CoulombBounds:
             return len(own) ** 2 - int(left.sum()), np.array([*sums])
 
         return self.product_rule(tolerance, derivative, own, max(1.0, root) * norms), counted
+
+    def has_digits(self, norms, root, tolerance):
+        """Whether J in fixed point is exact enough for forces of a density; arguments as of `coulomb_rule`.
+
+        Its scales go by bounds, which a steep function raises for all pairs. But J of its own derivatives, with the
+        largest bounds, vanishes for the most part. So a step of the fixed point, times D, may be more than it should.
+        """
+        of_pairs = root * norms[tuple(self.shells.T)] * self.term_ratios
+        return self.steps_are_small(of_pairs, "derivative", of_pairs, DIGITS_SHARE * tolerance)
+
+    def has_digits_of_matrices(self, norms, tolerance):
+        """The same for the elements of J of derivatives as matrices, for norms of all densities."""
+        of_pairs = norms.max(axis=0)[tuple(self.shells.T)] * self.term_ratios
+        return self.steps_are_small(self.term_ratios, "largest", of_pairs, tolerance)
+
+    def steps_are_small(self, of_bras, name, of_kets, allowed):
+        """Whether a step of J times the largest bound `name` of bra pairs is; for norms of bra and of ket pairs."""
+        bras, kets = (np.concatenate([getattr(bounds, of) for bounds in self.bounds]) for of in (name, "own"))
+        with np.errstate(invalid="ignore", over="ignore"):
+            largest, total = np.nan_to_num(of_bras * bras).max(initial=0.0), np.nan_to_num(of_kets * kets).sum()
+            most = RELATIVE_DIGITS * total * np.nan_to_num(of_bras).max(initial=0.0)
+            return bool(largest * total / TOP <= max(allowed, DIGITS, most))
 
     def product_rule(self, tolerance, derivative, own, norms):
         """The `md4.plan.QuartetRule` for bounds that are `derivative` of one pair times `own` of the other one.

@@ -191,7 +191,7 @@ class DeviceForces(ForceTasks, CoulombBounds):
         """As `md4.cpu.forces.HostForces.run`."""
         found, with_k = np.zeros((self.basis.nshell, 3)), exchange != 0
         # J of these is made apart, the other terms are made together
-        alone = (coulomb != 0) & (self.apart or not with_k.any())
+        alone = self.alone(norms, coulomb, exchange, tolerance)
         rest = with_k | (coulomb != 0) & ~alone
         order, quartets, left_out = np.argsort(rest, kind="stable"), 0, np.zeros(2)
         densities, norms, exchange = reordered(order, densities, norms, exchange)
@@ -242,10 +242,17 @@ class DeviceForces(ForceTasks, CoulombBounds):
         """See `md4.gpu.coulomb_forces.apart_from_exchange`."""
         return apart_from_exchange(self.basis)
 
-    def passes(self, coulomb, exchange):
+    def alone(self, norms, coulomb, exchange, tolerance):
+        """Of which densities J is made apart from exchange, shape (n,)."""
+        if exchange.any() and not self.apart:
+            return np.zeros(len(coulomb), dtype=bool)
+        roots = np.sqrt(abs(coulomb))
+        return np.array([j > 0 and self.has_digits(these, j, tolerance) for these, j in zip(norms, roots)], dtype=bool)
+
+    def passes(self, norms, coulomb, exchange, tolerance):
         """How often `run` goes through all quartets: once for exchange, and once for each density with J apart."""
-        apart = int(np.count_nonzero(coulomb)) if self.apart or not exchange.any() else 0
-        return apart + bool(exchange.any())
+        alone = self.alone(norms, coulomb, exchange, tolerance)
+        return int(alone.sum()) + bool(((exchange != 0) | (coulomb != 0) & ~alone).any())
 
     def plane(self, densities, norms, coulomb, exchange, tolerance):
         """As `plane_of`."""

@@ -20,7 +20,13 @@ from md4.gpu.kernels.hermite_coulomb import (
 )
 from md4.gpu.kernels.hermite_scales import BLOCKS, launch_scales
 from md4.gpu.kernels.narrow import launch_narrow
-from md4.gpu.kernels.primitive_quartets import LARGEST_SINGLE, extent, has_range_of_single, largest_single_exponent
+from md4.gpu.kernels.primitive_quartets import (
+    LARGEST_SINGLE,
+    extent,
+    has_range_of_single,
+    largest_single_exponent,
+    least_single_exponent,
+)
 from md4.gpu.pair_order import PairOrder, overlap, part_of_order, rows_together
 from md4.gpu.r_layout import r_stride
 from md4.method.angular import nherm
@@ -153,7 +159,9 @@ class DeviceCoulomb:
         """Orders the primitive pairs of all lists for the quartets that survive."""
         self.least, self.lists = rule.tolerance, lists
         largest = max(rule.own.max(initial=0.0), rule.norms.max(initial=0.0))
-        fits = largest <= LARGEST_SINGLE and has_range_of_single(extent(self.basis))
+        where = extent(self.basis)
+        fits = largest <= LARGEST_SINGLE and has_range_of_single(where)
+        self.least_exponent = 2.0 * min(least for least, _ in where.exponents.values())
         # dry runs of derivatives have no tolerance
         wanted = self.least > 0 or (self.backend.dry and self.more > 0)
         self.with_singles = bool(wanted and SINGLE_RATIO > 0 and fits)
@@ -232,7 +240,8 @@ class DeviceCoulomb:
         """One of several parts of the bra's places with all of the ket's, by `md4.gpu.kernels.coulomb_threads`."""
         backend, least, single = self.backend, self.least, False
         limits = least, least, 0.0
-        if self.with_singles and in_single(bra.l, ket.l) and self.worth_singles(bra, ket):
+        fits = self.least_exponent >= least_single_exponent(bra.l + ket.l)
+        if self.with_singles and fits and in_single(bra.l, ket.l) and self.worth_singles(bra, ket):
             double = SINGLE_RATIO * least
             # without a tolerance as if all of them could be
             count = found.work[-1] - (overlap(bra.order, ket.order, double).work[-1] if least > 0 else 0)

@@ -171,6 +171,21 @@ def test_what_is_left_out(seed):
     assert_small_ones_left_out(basis, dm, tolerance, found)
 
 
+@pytest.mark.parametrize("steepest", [1e3, 1e9])
+def test_steep_functions(steepest):
+    """J in fixed point would lose digits beside the second, so it is made on the CPU."""
+    exponents = [[steepest], [0.5], [0.8]]
+    basis = md4.Basis.from_arrays([0, 0, 1], exponents, [[1.0]] * 3, [[0, 0, 0], [0, 0, 1], [0.3, 0.4, 0]])
+    dm = any_matrices(basis.nao, 2)
+    right = md4.JK(basis, backend="cpu", direct_scf_tol=0).derivative_jk(dm)
+    with running() as machine:
+        ours = md4.JK(basis, backend="cuda", direct_scf_tol=0).derivative_jk(dm)
+    for mine, theirs in zip(ours, right, strict=True):
+        assert abs(mine - theirs)[:, :, 1:, 1:].max() < 1e-13
+        assert abs(mine - theirs).max() < 1e-14 * abs(theirs).max()
+    assert ("correlation_by_threads" in machine.kernels) == (steepest < 1e6)
+
+
 def test_tiny_densities():
     """Whose norms underflow: without a tolerance nothing is left out."""
     basis = row_of_shells(0, 0)

@@ -161,11 +161,19 @@ def test_where_j_is_apart(monkeypatch):
     assert not coulomb_forces.apart_from_exchange(close)
     factors = [([1, 0, 0], [0, 1, 1]), ([1, 1], [1, 1]), ([1, 1], [0, 0]), ([0], [1]), ([], [])]
     factors = [[np.array(given) for given in both] for both in factors]
-    assert [found.passes(*both) for both in factors] == [1, 1, 2, 1, 0]
+    norms = [np.zeros((len(both[0]), 1, 1)) for both in factors]
+
+    def passes(digits):
+        monkeypatch.setattr(forces.DeviceForces, "has_digits", lambda *_: digits)
+        counts = [found.passes(these, *both, 0.0) for these, both in zip(norms, factors, strict=True)]
+        assert {type(count) for count in counts} <= {int}
+        return counts
+
+    assert passes(True) == [1, 1, 2, 1, 0]
+    assert passes(False) == [1, 1, 1, 1, 0]
     found.apart = True
-    passes = [found.passes(*both) for both in factors]
-    assert passes == [2, 3, 2, 1, 0]
-    assert {type(count) for count in passes} == {int}
+    assert passes(True) == [2, 3, 2, 1, 0]
+    assert passes(False) == [1, 1, 1, 1, 0]
 
 
 @pytest.mark.parametrize("beside", [True, False])
@@ -227,6 +235,34 @@ def test_where_primitives_cancel(monkeypatch):
             found = md4.JK(basis, backend="cuda", direct_scf_tol=1e-30).gradient(dm, exchange=0.0, tolerance=tolerance)
         assert abs(found - right).max() < 3 * tolerance
     assert launched == {False, True}
+
+
+@pytest.mark.parametrize("steepest, alone", [(1e3, True), (1e6, False), (1e10, False), (1e30, False)])
+@pytest.mark.parametrize("exchange", [0.0, 1.0])
+def test_steep_functions(steepest, alone, exchange, apart):
+    """J in fixed point would lose digits, as its scales go by bounds that the steepest function raises."""
+    basis = Basis.from_arrays([0, 0, 1], [[steepest], [0.5], [0.8]], [[1.0]] * 3, [[0, 0, 0], [0, 0, 1], [0.3, 0.4, 0]])
+    dm, found = 2 * np.eye(basis.nao), []
+    right = md4.JK(basis, backend="cpu").gradient(dm, exchange=exchange, tolerance=0)
+    with running(), pytest.MonkeyPatch.context() as patch:
+        add = coulomb_forces.CoulombForces.launched
+        patch.setattr(coulomb_forces.CoulombForces, "launched", lambda *of: found.append(1) or add(*of))
+        jk = md4.JK(basis, backend="cuda")
+        ours = jk.gradient(dm, exchange=exchange, tolerance=0)
+    assert abs(ours - right).max() < 1e-13 * max(1.0, abs(right).max())
+    assert bool(found) == alone
+    assert jk.stats.skipped == 0
+
+
+def test_steep_functions_far_from_others():
+    """Large densities and many pairs need no other way."""
+    basis = Basis.from_arrays([0] * 12, [[300.0], [0.5]] * 6, [[1.0]] * 12, np.arange(36.0).reshape(12, 3))
+    given, found = md4.JK(basis, backend="cpu")._forces_of_lists(1e-12), coulomb_forces.CoulombBounds()
+    found.lists, found.bounds, found.term_ratios = given.lists, given.bounds, 1.0
+    for size in (1.0, 1e6):
+        norms = np.full((1, basis.nshell, basis.nshell), size)
+        assert found.has_digits(norms[0], 1.0, 1e-12)
+        assert found.has_digits_of_matrices(norms, 1e-13)
 
 
 def test_terms_of_derivatives():

@@ -23,6 +23,7 @@ SINGLE_KINDS = ("coulomb", "erf")
 LARGEST_SINGLE = 1e30
 # So do p q and 1 / (p q sqrt(p + q)) of exponents p and q between these, and H of normalised functions.
 LEAST_SINGLE_EXPONENT, LARGEST_SINGLE_EXPONENT = 1e-12, 1e15
+LEAST_SINGLE_ZERO = 1e-36  # of [0]^(l), in which digits are left
 # Its square is so far above the exponents that in FP32 erf is 1/r.
 LARGEST_SINGLE_OMEGA = 1e15
 LARGEST_SINGLE_DISTANCE = 1e5  # in Bohr: R^L is also in the range
@@ -252,6 +253,14 @@ def largest_single_exponent(l):
     return 0.5 * LARGEST_SINGLE ** (1 / max(1, l))
 
 
+def least_single_exponent(l):
+    """Exponents of bra and ket from which on [0]^(l) of both does not vanish in FP32 (Bohr^-2).
+
+    It goes as p^(l - 5/2), and what it is multiplied by as p^(-l / 2).
+    """
+    return max(LEAST_SINGLE_EXPONENT, LEAST_SINGLE_ZERO ** (1 / (l - 2.5))) if l > 3 else LEAST_SINGLE_EXPONENT
+
+
 def in_range(where):
     """Whether distances and coefficients of a basis are in the range."""
     return where.distance <= LARGEST_SINGLE_DISTANCE and where.coefficient <= LARGEST_SINGLE_COEFFICIENT
@@ -283,5 +292,6 @@ def fits_single(where, bra, ket, more=0):
     most = largest_single_exponent(bra.l + ket.l + more)
     return bool(
         in_range(where) and min(largest_p, largest_q) <= most
-        and LEAST_SINGLE_EXPONENT <= min(least_p, least_q) and max(largest_p, largest_q) <= LARGEST_SINGLE_EXPONENT
+        and least_single_exponent(bra.l + ket.l + more) <= min(least_p, least_q)
+        and max(largest_p, largest_q) <= LARGEST_SINGLE_EXPONENT
     )  # fmt: skip

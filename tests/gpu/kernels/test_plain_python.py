@@ -153,6 +153,32 @@ def test_fewer_columns_where_shared_memory_is_small(unit, monkeypatch):
     assert "bra_transform" in machine.kernels
 
 
+@pytest.mark.parametrize("with_k", [True, False])
+def test_j_beside_a_function_that_is_steep(with_k):
+    """J alone in fixed point would have no digits of the other functions."""
+    basis = md4.Basis.from_arrays([0, 0, 1], [[1e40], [0.5], [0.8]], [[1.0]] * 3, np.eye(3))
+    right, _ = md4.JK(basis, backend="cpu", direct_scf_tol=0).get_jk(np.eye(basis.nao))
+    with running():
+        ours, other = md4.JK(basis, backend="cuda", direct_scf_tol=0).get_jk(np.eye(basis.nao), with_k=with_k)
+    assert (other is None) != with_k
+    assert abs(ours - right)[1:, 1:].max() < 1e-14 * abs(right[1:, 1:]).max()
+
+
+@pytest.mark.parametrize("exponent", [1e-2, 1e-8])
+def test_j_alone_of_diffuse_functions(exponent, monkeypatch):
+    """[0]^(l) vanishes in FP32 for the second, so J is made in FP64."""
+    monkeypatch.setattr(hermite_coulomb_target, "FEWEST_SINGLES", 0)
+    tolerance, centres = 1e-10, np.array([[0, 0, 0], [0.3, -0.5, 0.8]]) / exponent**0.5
+    basis = md4.Basis.from_arrays([3, 3], [[exponent]] * 2, [[1.0]] * 2, centres)
+    dm = np.random.default_rng(0).normal(size=(basis.nao, basis.nao))
+    dm += dm.T
+    right, _ = md4.JK(basis, backend="cpu", direct_scf_tol=0).get_jk(dm, with_k=False)
+    size = 400 * tolerance / abs(right).max()
+    with running():
+        ours, _ = md4.JK(basis, backend="cuda", direct_scf_tol=tolerance).get_jk(size * dm, with_k=False)
+    assert abs(ours - size * right).max() < 0.01 * tolerance
+
+
 @pytest.mark.parametrize("kind", ["erf", "coulomb"])
 def test_j_alone_of_an_operator_that_hardly_acts(kind):
     """[0]^(n) of erf goes with omega^(2 n + 1) and vanishes for high n, but J does not."""
