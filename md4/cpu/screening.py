@@ -99,7 +99,7 @@ def count_survivors(
         start, c, d = lists[bra, LIST.first], lists[ket, LIST.kind_a], lists[ket, LIST.kind_b]
         ket_first, nket = lists[ket, LIST.first], lists[ket, LIST.end] - lists[ket, LIST.first]
         table, highest, shift = lists[ket, LIST.places], lists[ket, LIST.highest], lists[ket, LIST.shift]
-        last, reached = lists[ket + 1, LIST.places] - table - 2, nket
+        last = lists[ket + 1, LIST.places] - table - 2
         total, rows, width = 0, 0, 0
         for i in range(lists[bra, LIST.end] - start):
             a, b = shells[start + i, 0], shells[start + i, 1]
@@ -119,13 +119,16 @@ def count_survivors(
                             low = middle + 1
                         else:
                             count = middle
-            # the exact bounds of a bra list need not fall, so the end moves both ways
-            while reached < nket and not exact[start + i] * beyond[ket_first + reached] < tolerance:
-                reached += 1
-            while reached > count and exact[start + i] * beyond[ket_first + reached - 1] < tolerance:
-                reached -= 1
-            if reached > count:
-                count, product = reached, tolerance / bounds[ket_first + reached - 1] * ABOVE_ONE
+            # those that count by their own norms follow; `beyond` falls, while the exact bounds of a bra list need not
+            if count < nket and not exact[start + i] * beyond[ket_first + count] < tolerance:
+                low, high = count + 1, nket
+                while low < high:
+                    middle = (low + high) // 2
+                    if exact[start + i] * beyond[ket_first + middle] < tolerance:
+                        high = middle
+                    else:
+                        low = middle + 1
+                count, product = low, tolerance / bounds[ket_first + low - 1] * ABOVE_ONE
             if bra == ket and count > i + 1:
                 count = i + 1
             counts[at + i] = count

@@ -82,21 +82,31 @@ class CoulombBounds:
         Its scales go by bounds, which a steep function raises for all pairs. But J of its own derivatives, with the
         largest bounds, vanishes for the most part. So a step of the fixed point, times D, may be more than it should.
         """
-        of_pairs = root * norms[tuple(self.shells.T)] * self.term_ratios
+        of_pairs = root * norms[self.ends]
         return self.steps_are_small(of_pairs, "derivative", of_pairs, DIGITS_SHARE * tolerance)
 
     def has_digits_of_matrices(self, norms, tolerance):
         """The same for the elements of J of derivatives as matrices, for norms of all densities."""
-        of_pairs = norms.max(axis=0)[tuple(self.shells.T)] * self.term_ratios
-        return self.steps_are_small(self.term_ratios, "largest", of_pairs, tolerance)
+        return self.steps_are_small(np.ones(1), "largest", norms.max(axis=0)[self.ends], tolerance)
 
     def steps_are_small(self, of_bras, name, of_kets, allowed):
         """Whether a step of J times the largest bound `name` of bra pairs is; for norms of bra and of ket pairs."""
-        bras, kets = (np.concatenate([getattr(bounds, of) for bounds in self.bounds]) for of in (name, "own"))
         with np.errstate(invalid="ignore", over="ignore"):
-            largest, total = np.nan_to_num(of_bras * bras).max(initial=0.0), np.nan_to_num(of_kets * kets).sum()
-            most = RELATIVE_DIGITS * total * np.nan_to_num(of_bras).max(initial=0.0)
-            return bool(largest * total / TOP <= max(allowed, DIGITS, most))
+            largest, total = (of_bras * self.of_terms[name]).max(initial=0.0), of_kets @ self.of_terms["own"]
+            most = max(allowed, DIGITS, RELATIVE_DIGITS * total * of_bras.max(initial=0.0))
+            return bool(largest * total / TOP <= most)
+
+    @cached_property
+    def ends(self):
+        """The shells a and b of all pairs of all lists."""
+        return tuple(np.ascontiguousarray(self.shells.T))
+
+    @cached_property
+    def of_terms(self):
+        """Bounds of all pairs by their name, for the terms of contracted ones."""
+        tables = {name: [getattr(bounds, name) for bounds in self.bounds] for name in ("own", "derivative", "largest")}
+        with np.errstate(invalid="ignore", over="ignore"):
+            return {name: np.nan_to_num(np.concatenate(table) * self.term_ratios) for name, table in tables.items()}
 
     def product_rule(self, tolerance, derivative, own, norms):
         """The `md4.plan.QuartetRule` for bounds that are `derivative` of one pair times `own` of the other one.
