@@ -11,7 +11,7 @@ from md4.gpu.kernels.grouped_rows import MOST_FACTORS8, Groups, launch_grouped_r
 from md4.gpu.kernels.half_transform import TILE, columns_at_once, launch_half_transform
 from md4.gpu.kernels.pack import launch_pack
 from md4.gpu.kernels.unpack import launch_unpack, parts_of_sums
-from md4.gpu.pool import ITEM_BYTES, bucket
+from md4.gpu.pool import ITEM_BYTES
 from md4.gpu.products import operand, whole_rows
 from md4.gpu.staging import Staging
 from md4.support.display import size_text
@@ -121,7 +121,7 @@ class DeviceAlgebra:
 
     def held_bytes(self, nbytes):
         """What the pool lends for so many."""
-        return bucket(nbytes)
+        return self.backend.held_bytes(nbytes)
 
     def empty(self, shape):
         """An array in memory of the pool."""

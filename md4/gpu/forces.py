@@ -246,8 +246,8 @@ class DeviceForces(ForceTasks, CoulombBounds):
         """Of which densities J is made apart from exchange, shape (n,)."""
         if exchange.any() and not self.apart:
             return np.zeros(len(coulomb), dtype=bool)
-        roots = np.sqrt(abs(coulomb))
-        return np.array([j > 0 and self.has_digits(these, j, tolerance) for these, j in zip(norms, roots)], dtype=bool)
+        of_each = zip(norms, np.sqrt(abs(coulomb)))
+        return np.array([root > 0 and self.has_digits(these, root, tolerance) for these, root in of_each], dtype=bool)
 
     def passes(self, norms, coulomb, exchange, tolerance):
         """How often `run` goes through all quartets: once for exchange, and once for each density with J apart."""

@@ -19,6 +19,7 @@ from md4.engine import BACKENDS
 from md4.errors import MD4Error, UnsupportedError
 from md4.gpu.devices import chosen
 from md4.pyscf import check_density, check_pyscf, effective_omega
+from md4.pyscf.ao2mo import opened
 from md4.pyscf.orbitals import OrbitalRows, install
 from md4.pyscf.tensors import Rows, Tensors, tagged_orbitals
 from md4.support.arguments import (
@@ -235,11 +236,7 @@ class DF(OrbitalRows):
 
     def _md4_write(self, name):
         """Writes the tensor to an HDF5 file as PySCF reads it; what else is in the file stays."""
-        import h5py
-
-        with h5py.File(name, "a" if h5py.is_hdf5(name) else "w") as file:
-            if self._dataname in file:
-                del file[self._dataname]
+        with opened(name, self._dataname) as file:
             data = file.create_dataset(self._dataname, Rows(self._md4_fitting()).shape, "f8")
             first = 0
             for rows in self.loop():
