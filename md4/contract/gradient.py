@@ -464,6 +464,7 @@ class Gradients:
 
             def meanwhile():
                 more.append(unlisted_bound(forces.lists, forces.bounds, self._unlisted, *of_blocks))
+                more.append(forces.passes(*of_blocks, tolerance))
 
             total = self.team.forces(operator, (densities, *of_blocks), tolerance, self.progress, meanwhile)
             if not more:
@@ -471,8 +472,9 @@ class Gradients:
         self.ranks.sum(total)
         found, (computed, left, squares), stats.busy = total[0], total[1], tuple(total[2].tolist())
         stats.computed = stats.wanted = int(computed)
-        stats.skipped = forces.passes(*of_blocks, tolerance) * sum(map(len, self.lists)) ** 2 - stats.computed
-        stats.error_bound, stats.error_estimate = float(left) + more[0], float(np.sqrt(squares))
+        bound, passes = more
+        stats.skipped = passes * sum(map(len, self.lists)) ** 2 - stats.computed
+        stats.error_bound, stats.error_estimate = float(left) + bound, float(np.sqrt(squares))
         if self._frame.rotation is not None:
             found = found @ self._frame.rotation
             # the largest component of a vector is at least its length over sqrt(3)

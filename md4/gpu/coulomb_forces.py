@@ -92,7 +92,8 @@ class CoulombBounds:
     def steps_are_small(self, of_bras, name, of_kets, allowed):
         """Whether a step of J times the largest bound `name` of bra pairs is; for norms of bra and of ket pairs."""
         with np.errstate(invalid="ignore", over="ignore"):
-            largest, total = (of_bras * self.of_terms[name]).max(initial=0.0), of_kets @ self.of_terms["own"]
+            # BLAS would wake its threads for this
+            largest, total = (of_bras * self.of_terms[name]).max(initial=0.0), (of_kets * self.of_terms["own"]).sum()
             most = max(allowed, DIGITS, RELATIVE_DIGITS * total * of_bras.max(initial=0.0))
             return bool(largest * total / TOP <= most)
 
