@@ -12,6 +12,7 @@ from itertools import count
 
 import numpy as np
 
+from md4.errors import MemoryLimitError
 from md4.gpu.kernels.shell_pairs import launch_primitives, launch_slots
 from md4.gpu.pair_layout import RECORD, PairSlots, slot_starts
 from md4.method.angular import AXES
@@ -19,6 +20,8 @@ from md4.shells.shell_pairs import ShellPairs, log_cutoff, starts_of
 
 # Pairs that the memory for counting holds at least.
 LEAST_PAIRS = 1024
+# Slots of a list, at most: the bytes of a row of them are an unsigned 32-bit number (`make_thread_quartet`).
+MOST_SLOTS = (1 << 29) - 1
 
 
 @dataclass(eq=False)
@@ -143,6 +146,11 @@ class PairMaker:
         """`PairSlots` of a whole list, made at the first call."""
         if data.slots is None:
             first, count = slot_starts(pairs.start)
+            if count > MOST_SLOTS:
+                raise MemoryLimitError(
+                    f"a list of {len(pairs)} shell pairs takes {count} places of primitive pairs, but a GPU takes "
+                    f"{MOST_SLOTS} at once; compute fewer pairs at once, or use backend='cpu'."
+                )
             buffer = self.pool.get(4 * count + pairs.nprim + len(pairs))
             place = buffer.part(4 * count, (pairs.nprim,))
             slots = PairSlots(buffer.part(0, (4 * count,)), place.part(pairs.nprim, (len(pairs),)), place, count)

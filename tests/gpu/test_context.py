@@ -112,6 +112,7 @@ def test_quartets_are_selected_where_a_block_has_the_shared_memory(block_kib, fi
     context = SimpleNamespace(block_shared=block_kib << 10)
     assert selects(context, (0, 20000, 0, 10000)) is fits
     assert not selects(context, (0, 30000, 0, 30000))  # which no other device is asked for, either
+    assert not selects(context, (0, block_kib << 8, 0, 0))  # the kernel has some bytes besides
 
 
 @pytest.mark.parametrize("unit", ["dmma8", "dmma16"])

@@ -16,6 +16,7 @@ from md4.gpu import reverse_ways
 from md4.gpu.backend import GpuBackend
 from md4.gpu.reverse_ways import hermite_of
 from md4.method.angular import nherm
+from md4.shells.basis import Basis
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,15 @@ def test_shells(name, way):
     assert not left_out.any()
     assert not ours[-1].any()
     assert abs(ours.sum(axis=0)).max() < 1e-12 * abs(ours).max()
+
+
+@pytest.mark.sample("lanes")
+def test_pairs_without_primitive_pairs(way):
+    """Of a class all pairs may be far apart: they have no derivatives."""
+    tables, one = Tables(SMALL), [[1.0]]
+    tables.bases[0] = Basis.from_arrays([1, 0], [[1.0], [0.9]], [one, one], [[0.0, 0.0, 0.0], [0.0, 0.0, 400.0]])
+    (ours, _), (right, _) = tables.on_gpu(), tables.run("cpu")
+    assert_same(ours, right)
 
 
 @pytest.mark.sample("lanes")

@@ -181,6 +181,15 @@ def test_memory_for_counting_grows(device, monkeypatch):
     assert maker.scratch.size == 3 * 60
 
 
+def test_more_primitive_pairs_than_kernels_can_count(device, monkeypatch):
+    new_maker, _ = device
+    maker, pairs = new_maker(), np.repeat([[0, 1]], 3, axis=0)
+    ours, data = maker.prepare(basis_of([2]), pairs, 0)
+    monkeypatch.setattr(device_pairs, "MOST_SLOTS", 11)
+    with pytest.raises(MemoryLimitError, match=r"a list of 3 shell pairs takes \d+ places .* takes 11 at once"):
+        maker.slots(ours, data)
+
+
 def test_the_cap_holds(device):
     """Of a list that does not fit nothing stays but the basis and the memory for counting."""
     new_maker, _ = device

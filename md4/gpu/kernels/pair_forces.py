@@ -125,6 +125,8 @@ def launch_forces(context, ab, p, z, parts, out, more=False):
     more : bool
         Whether they are added.
     """
+    if z[2] == 0:  # pairs without primitive pairs, which have no derivatives
+        return
     facts, data = ab.facts, ab.data
     functions = (
         context.table(whole_rows, facts.h_class), context.table(hermite_order, p.l, p.first, p.mirror),

@@ -22,6 +22,8 @@ from md4.gpu.tuning import SELECT
 VANISHING = 1e-30
 # What a threshold is multiplied with, so that rounding of products leaves nothing out.
 BELOW_ONE = 1 - 2.0**-22
+# Shared memory of a block besides |D|, at most.
+OTHER_BYTES = 64
 # Shells of a basis, at most, whose numbers take 16 bits.
 MOST_SHELLS = 1 << 16
 
@@ -238,7 +240,7 @@ class Selected(NamedTuple):
 
 def selects(context, shells):
     """Whether shared memory has room for |D| of all shells c and d, given as in `launch_select`."""
-    return shared_bytes(shells) <= min(SELECT.shared, context.block_shared)
+    return shared_bytes(shells) <= min(SELECT.shared, context.block_shared - OTHER_BYTES)
 
 
 def shared_bytes(shells):
