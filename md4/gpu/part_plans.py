@@ -18,6 +18,8 @@ from md4.shells.shell_pairs import part_facts
 
 # The highest l of a basis from which on planar molecules are turned into a plane of constant z for J and K.
 PLANE_L = 3
+# Fewest integrals of a quartet whose bytes the kernels of parts cannot count.
+TOO_MANY = 1 << 28
 
 
 def gains_by_plane(basis):
@@ -55,7 +57,7 @@ def build_ways(unit, bra, ket, mean_bra, mean_ket, long, axis):
     """How integrals of two `ListFacts` may be made that go into J and K: all together, or as an even and an odd part.
 
     There are parts if there is an axis, where kernels of both products make the integrals, of classes with more of them
-    than a thread makes and digests.
+    than a thread makes and digests, and fewer than `TOO_MANY`.
 
     Returns
     -------
@@ -63,8 +65,8 @@ def build_ways(unit, bra, ket, mean_bra, mean_ket, long, axis):
         Predicted ns a quartet, and a tuple of one plan, or of two as in `timed_part_plans`; the fastest first.
     """
     found = whole_ways(unit, bra, ket, mean_bra, mean_ket, long)
-    few = bra.nab * ket.nab <= MOST_INTEGRALS
-    if axis is None or few or not found[0][1][0].path.splits:
+    fits = MOST_INTEGRALS < bra.nab * ket.nab < TOO_MANY
+    if axis is None or not fits or not found[0][1][0].path.splits:
         return found
     return sorted([*found, *timed_part_plans(unit, bra, ket, mean_bra, mean_ket, axis)], key=lambda entry: entry[0])
 

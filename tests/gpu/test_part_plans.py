@@ -51,6 +51,19 @@ def test_small_classes_are_not(bra, ket, axis):
         assert time_in_plane("dmma16", one, other, 2, axis) == build_time("dmma16", *sides, 2)
 
 
+def test_quartets_of_many_contracted_functions_are_not():
+    """Kernels of parts know the bytes of a quartet as 32-bit integers: those of up to 2^28 - 1 integrals."""
+    def pairs(*functions):
+        shells = [np.ones((1, count)) for count in functions]
+        return shell_pairs(md4.Basis.from_arrays([3, 3], [[1.0]] * 2, shells, [[0, 0, 0], [1, 1, 0]]), [[0, 1]])
+
+    ket = pairs(16, 16)  # of 12544 function pairs
+    for functions, parts in ((18, 2), (19, 0)):
+        bra = pairs(23, functions)
+        assert (bra.nab * ket.nab < 1 << 28) == (parts > 0)
+        assert len(part_plans("dmma16", bra, ket, 2)) == parts
+
+
 def test_the_fastest_is_taken():
     """Of all pairs of plans of the same order, and of the plans of the whole; r counts once."""
     for classes, nprim in product(MADE_IN_PARTS, (1, 3)):

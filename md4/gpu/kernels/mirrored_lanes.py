@@ -102,8 +102,7 @@ class Part(NamedTuple):
 def part_of_lane(block, ket, shape):
     """`Part` of a lane with its element of the ket (device function).
 
-    The bytes of a quartet are below 2^31: a block has at most 2 GB, or one quartet. A single quartet of more would have
-    shells of more than a hundred functions.
+    The bytes of a quartet are below 2^31; see `md4.gpu.part_plans.TOO_MANY`.
     """
     word = i32(shape.columns[u64(ket.cd)])
     parity, column, ncd = i32(word & 1), i64(word >> 1), i32(shape.ncd_even)
