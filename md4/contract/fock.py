@@ -60,8 +60,8 @@ class JK(Gradients):
         CUDA stream to work on; see `Engine`.
     direct_scf_tol : float
         A shell quartet is left out only if each order of its indices adds less than this (Hartree) to each element of
-        J and K, for blocks of D with norms below 1e5. A GPU computes small quartets in single precision where the error
-        is smaller than this, too. With 0 no quartet is left out, and all are in double precision.
+        J and K, unless D is very large (see the page "Theory"). A GPU computes small quartets in single precision where
+        the error is smaller than this, too. With 0 no quartet is left out, and all are in double precision.
     progress : bool, optional
         Whether to show a progress bar. By default there is one on a terminal if the work takes long.
     devices : 'all', int or list of int, optional

@@ -345,11 +345,12 @@ class Gradients:
             return [np.zeros((3 * len(densities), *densities.shape[1:])) for _ in "jk"]
         self._compile_ahead("matrices", operator, lambda *of: rehearse_matrices(*of, densities, *given), given)
         with self.engine.lock:
-            forces = self._forces_of_lists(limit)
-            cutoff = PRIMITIVE_SHARE * self._finest * frame.sharpening
+            turned, forces = frame.densities(densities), self._forces_of_lists(limit)
             # a derivative along an axis is that along three turned ones, whose factors add up to sqrt(3) at most
-            limit *= 1.0 if frame.rotation is None else frame.sharpening / sqrt(3)
-            turned = frame.densities(densities)
+            share = 1.0 if frame.rotation is None else frame.sharpening / sqrt(3)
+            while (missing := self._most_missing(forces, turned)) > share * limit > 0:
+                forces = self._forces_of_lists(self._finest * share * limit / (2 * missing))
+            cutoff, limit = PRIMITIVE_SHARE * self._finest * frame.sharpening, share * limit
             apart = with_j and not forces.has_digits_of_matrices(norms_of(frame.basis, turned), limit)
             found = self.team.matrices(operator, turned, with_j and not apart, with_k, limit, cutoff, self.progress)
             self.ranks.sum(found)
@@ -361,6 +362,13 @@ class Gradients:
             other = make(self.basis, None, "cpu", None, None, self.direct_scf_tol, self.progress, None, self._comm)
             found[0], _ = other._derivatives_of(densities, True, False, operator, limit)
         return found
+
+    def _most_missing(self, forces, densities):
+        """What of a pair no list has adds at most to an element of J or K of derivatives, with any other pair."""
+        (size, derived), norms = (part.max() for part in self._unlisted), norms_of(self._frame.basis, densities)
+        own, largest = (max(getattr(of, name).max() for of in forces.bounds) for name in ("own", "largest"))
+        factor = 2 * sqrt(np.diff(self._frame.basis.ao_loc).max()) * norms.max(initial=0.0)
+        return factor * (derived * (own + size) + size * largest)
 
     def _has_pairs(self, tolerance):
         """Whether any shell pair is in a list."""

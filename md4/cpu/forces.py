@@ -1,5 +1,6 @@
 """Gradients on the CPU: bounds of derivatives, tasks for threads, and forces on shells; see `md4.cpu.gradient`."""
 
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from math import sqrt
@@ -18,7 +19,7 @@ from md4.errors import MemoryLimitError
 from md4.method.angular import nherm
 from md4.method.derivatives import OF_A, OF_B
 from md4.plan import groups_within, own_ranges
-from md4.shells.schwarz import GradientBounds
+from md4.shells.schwarz import ROUNDING, GradientBounds
 from md4.support.display import size_text
 from md4.support.locks import Lock
 from md4.support.memory import check_fits
@@ -61,6 +62,8 @@ class ForceList:
         self.derivatives = OF_A if self.pairs.single else OF_A + OF_B
         self.derived = self.pairs.derived(self.derivatives)
         self.largest = largest_norms(backend, self.derived)
+        if basis.alternating[self.pairs.pairs].any():  # as R, so that cancellation hides nothing
+            self.largest = np.hypot(self.largest, sqrt(ROUNDING) * largest_norms(backend, of_moduli(self.derived)))
         # the norm of all of a matrix from the largest norm of its rows and columns
         norms = sqrt(min(self.pairs.na, self.pairs.nb)) * given.exact
         self.of_pairs = made = GradientBounds(self.pairs.pairs, basis.centres, norms, self.largest)
@@ -79,6 +82,12 @@ class ForceList:
     def count(self):
         """Number of Hermite functions of the derivatives."""
         return len(functions_of(self.derived)[0])
+
+
+def of_moduli(pairs):
+    """`ShellPairs` with the moduli of contraction coefficients."""
+    moduli = {name: abs(getattr(pairs.primitives, name)) for name in ("coef_a", "coef_b")}
+    return replace(pairs, primitives=replace(pairs.primitives, **moduli))
 
 
 def largest_norms(backend, derived):

@@ -646,6 +646,41 @@ def test_screening_of_derivative_jk(tolerance):
 # threads and memory ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("exponent, distance", [(1e6, 8.5), (1e9, 7.75)])
+def test_screening_of_derivative_jk_beside_steep_functions(exponent, distance, backend):
+    """Derivatives of what no list has are larger than that: lists are refined where they would be missed."""
+    places, tolerance = [[0, 0, 0], [0, 0, 0], [0, 0, distance]], 1e-6
+    basis = Basis.from_arrays([0, 1, 0], [[exponent], [exponent], [0.3]], [[[1.0]]] * 3, places)
+    dm = np.full((basis.nao, basis.nao), 1e3)
+    found, right = (
+        md4.JK(basis, backend=name, direct_scf_tol=finest).derivative_jk(dm)
+        for name, finest in ((backend, tolerance), ("cpu", 0.0))
+    )  # fmt: skip
+    for ours, whole in zip(found, right):
+        # of the other elements some are so large that rounding errors are more
+        assert abs(ours - whole)[:, :4, 4].max() < tolerance
+        assert abs(ours - whole)[:, 4, :4].max() < tolerance
+
+
+@pytest.mark.parametrize("seed", [3, 15])
+def test_cancellation_hides_no_quartet(seed, backend):
+    """The norm of a derivative whose primitives cancel is lost in rounding errors, the integrals are not."""
+    rng = np.random.default_rng(seed)
+    exponent, centre = rng.uniform(0.3, 3), rng.uniform(-2, 2, 3)
+    basis = Basis([
+        Shell(0, [exponent, exponent * (1 + 1e-8)], [[1.0], [-1.0]], [0.0, 0.0, 0.0]),
+        Shell(0, [rng.uniform(0.2, 2)], [[1.0]], centre), Shell(1, [0.5], [[1.0]], rng.uniform(-2, 2, 3)),
+    ])  # fmt: skip
+    dm = np.diag([0.0, 1e3, 1e3, 1e3, 1e3])
+    dm[0, 1:] = dm[1:, 0] = 1.0
+    jk, whole = md4.JK(basis, backend=backend), md4.JK(basis, backend="cpu", direct_scf_tol=0.0)
+    right = whole.gradient(dm, exchange=0.0, tolerance=0.0)
+    assert abs(jk.gradient(dm, exchange=0.0, tolerance=1e-10) - right).max() < 1e-9
+    for ours, right in zip(jk.derivative_jk(dm, tolerance=1e-10), whole.derivative_jk(dm)):
+        assert abs(ours - right).max() < 1e-9
+
+
+
 def test_the_same_bits(monkeypatch, two_threads):
     """With one thread and with two, in each run, and by a second object."""
     mol = waters(4, "sto-3g")
