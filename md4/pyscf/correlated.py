@@ -8,6 +8,7 @@ md4 makes the integrals, else PySCF's own function runs as before.
 
 import inspect
 import weakref
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -77,6 +78,9 @@ def install():
     replace(import_module("pyscf.mcscf.mc_ao2mo"), "trans_e1_outcore", active_orbitals)
     replace(import_module("pyscf.mcscf.umc_ao2mo"), "_ERIS", unrestricted_active_orbitals)
     replace(import_module("pyscf.cc.ccsd"), "_contract_s4vvvv_t2", times_amplitudes)
+    for name in ("RCCSDT", "UCCSDT"):
+        with suppress(ImportError):  # of older versions of PySCF
+            replace(getattr(import_module(f"pyscf.cc.{name.lower()}"), name), "ao2mo", by_tensor)
 
 
 def occupied_virtual(theirs, method, *args, **options):
@@ -189,6 +193,23 @@ def times_amplitudes(theirs, *args, **options):
     with timed(method, "vvvv by md4"):
         DirectContraction(team).contracted(stack, found.reshape(stack.shape))
     return found
+
+
+def by_tensor(theirs, method, *args, **options):
+    """`ao2mo` of CCSDT and CCSDTQ, which takes a tensor over AOs only: without one, UCCSDT finds no correlation."""
+    mf = method._scf
+    if mf._eri is not None or getattr(mf, "with_df", None) or not hasattr(mf, "_md4_builder"):
+        return theirs(method, *args, **options)
+    method._scf = mf.copy().set(_eri=mf._md4_builder.tensor(mf.mol))
+    try:
+        if method._scf._eri is None:
+            raise MemoryLimitError(
+                f"{type(method).__name__} of PySCF needs all integrals over AOs in memory, and they do not fit; raise "
+                "max_memory."
+            )
+        return theirs(method, *args, **options)
+    finally:
+        method._scf = mf
 
 
 # method objects -------------------------------------------------------------------------------------------------------

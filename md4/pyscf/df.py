@@ -369,12 +369,17 @@ def check_replaceable(with_df):
 
 
 def by_md4(with_df, **options):
-    """A `DF` in place of PySCF's, with the same molecule, auxiliary basis and output."""
+    """A `DF` in place of PySCF's, with the same molecule, auxiliary basis and output; also in place of such a `DF`.
+
+    That stays if its options are the same. The caller's own stays in any case.
+    """
     if isinstance(with_df, DF):
-        return with_df
+        own = with_df._md4
+        if not own.replaces or own.options == {**own.options, **options}:
+            return with_df
     made = restored()
-    made._md4 = Tensors(**{"store": "auto", "cutoff": CUTOFF, **options})
-    kept = {name: value for name, value in vars(with_df).items() if name not in ("_cderi", "auxmol")}
+    made._md4 = Tensors(True, **{"store": "auto", "cutoff": CUTOFF, **options})
+    kept = {name: value for name, value in vars(with_df).items() if name not in ("_cderi", "auxmol", "_md4")}
     # PySCF's AGF2 makes a DF of its own class of it, whose _cderi is what `__dict__` has
     made.__dict__.update(kept, auxmol=None, _cderi=None, _vjopt=None, _rsh_df={})
     return made

@@ -2,7 +2,7 @@
 
 PySCF's DFMP2, DFUMP2 and RPA have no method to override: a function of their modules goes through all rows of the
 tensor on the host. `install` replaces these functions, once, by ones that ask an `md4.DF` for rows over orbitals, and
-call PySCF's for everything else.
+call PySCF's for everything else. PySCF's `df.DF` may be given the rows of an `md4.DF` as its tensor.
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from md4.contract.fitting_orbitals import Pieces, integrals
 from md4.errors import ArgumentError, UnsupportedError
 from md4.pyscf.classes import replace
+from md4.pyscf.tensors import Rows
 from md4.support.arguments import as_list, checked_array, shown
 from md4.support.memory import host_array
 from md4.support.types import HostArray
@@ -148,11 +149,17 @@ def install():
 
     Versions of PySCF before 2.8 have no such functions, and take rows over AOs.
     """
+    replace(import_module("pyscf.ao2mo.addons").load, "__enter__", opened_rows)
     for name, transformed in (("dfmp2", of_closed_shells), ("dfump2", of_two_spins)):
         with suppress(ImportError):
             module = import_module(f"pyscf.mp.{name}")
             if hasattr(module, "_init_mp_df_eris"):
                 replace(module, "_init_mp_df_eris", transformed)
+
+
+def opened_rows(theirs, loaded):
+    """`ao2mo.load.__enter__`, by which PySCF's `df.DF` reads the tensor that it was given."""
+    return loaded.eri if isinstance(loaded.eri, Rows) else theirs(loaded)
 
 
 def of_closed_shells(theirs, with_df, occ_coeff, vir_coeff, max_memory, h5obj=None, log=None):

@@ -26,15 +26,17 @@ class Tensors:
         The ranks of comm.
     auxmol : pyscf.gto.Mole or None
         The auxiliary basis of the tensors.
+    replaces : bool
+        Whether the `DF` was made in place of PySCF's, by `md4.attach`.
     """
 
-    def __init__(self, **options):
-        self.options, self.ranks, self.lock = options, ranks_of(options["comm"]), Lock()
+    def __init__(self, replaces=False, **options):
+        self.options, self.ranks, self.lock, self.replaces = options, ranks_of(options["comm"]), Lock(), replaces
         self.auxmol, self.made_for, self.made = None, None, {}
 
     def fresh(self):
         """New ones with the same options. The old ones may be shared by copies of the object."""
-        return Tensors(**self.options)
+        return Tensors(self.replaces, **self.options)
 
     @locked
     def has(self, mol, omega):
@@ -71,7 +73,7 @@ class Tensors:
     def __getstate__(self):
         """Only the options. Tensors are made again; a stream and a communicator belong to this process."""
         options, made = {**self.options, "stream": None, "comm": None}, {"auxmol": None, "made_for": None, "made": {}}
-        return {"options": options, "ranks": Alone(), "lock": Lock(), **made}
+        return {"options": options, "ranks": Alone(), "lock": Lock(), "replaces": self.replaces, **made}
 
 
 def make_auxmol(mol, auxbasis):

@@ -20,7 +20,7 @@ import md4
 from md4.contract.mp2 import OccupiedVirtual
 from md4.contract.pair_rows import PairRows
 from md4.cpu.backend import CpuBackend
-from md4.errors import DeviceError
+from md4.errors import DeviceError, MemoryLimitError
 from md4.pyscf.builder import Builder
 from md4.pyscf.correlated import builders, enter, responsible_for
 
@@ -260,6 +260,27 @@ def test_other_methods():
     method = md4.attach(cc.CCSD(plain), backend="cpu").set(verbose=0)
     assert abs(method.run().e_tot - cc.CCSD(plain).run().e_tot) < 1e-7
     assert type(md4.detach(method)._scf) is scf.hf.RHF
+
+
+@pytest.mark.parametrize("name", ["RCCSDT", "UCCSDT"])
+def test_triples_without_a_tensor(name, backend):
+    """PySCF finds a correlation energy of zero for two spins where nobody keeps integrals over AOs."""
+    module = pytest.importorskip(f"pyscf.cc.{name.lower()}")
+    plain = own(f"{name[0]}HF", "sto-3g", "Li 0 0 0; H 0 0 1.6")
+    want, mf = getattr(module, name)(plain).set(verbose=0).run(), ours(plain, backend)
+    found = getattr(module, name)(mf).set(verbose=0).run()
+    assert abs(found.e_corr - want.e_corr) < CLOSE
+    assert found.e_corr < -1e-4
+    assert found._scf is mf
+    assert mf._eri is None
+
+
+def test_triples_without_memory(monkeypatch):
+    module = pytest.importorskip("pyscf.cc.rccsdt")
+    mf = ours(own(basis="sto-3g"))
+    monkeypatch.setattr(Builder, "tensor", lambda *_: None)
+    with pytest.raises(MemoryLimitError, match="RCCSDT of PySCF needs all integrals over AOs in memory"):
+        module.RCCSDT(mf).set(verbose=0).run()
 
 
 # functions that are given the molecule only ---------------------------------------------------------------------------

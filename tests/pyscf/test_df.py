@@ -17,6 +17,7 @@ from pyscf.mp.dfmp2 import DFMP2
 from solvers import assert_same, density, solver
 
 import md4
+from md4.errors import MemoryLimitError
 from md4.gpu import device_count
 from md4.pyscf.builder import made_for
 from md4.pyscf.scf import MD4SCF
@@ -212,6 +213,15 @@ def test_file(ours, theirs, water, tmp_path):
     assert "_cderi" not in given.__getstate__()
 
 
+@pytest.mark.parametrize("make", [df.DF, md4.DF])
+def test_rows_as_the_tensor_of_another_object(make, ours, theirs, water):
+    md4.attach(scf.RHF(water), backend="cpu")
+    other, dm = make(water), density(water.nao)
+    other._cderi = ours._cderi
+    assert isinstance(other._cderi, Rows)
+    assert_same(other.get_jk(dm), theirs.get_jk(dm))
+
+
 @pytest.mark.parametrize("use", [
     lambda fit: fit.build(), lambda fit: fit.get_naoaux(), lambda fit: fit.get_jk(np.eye(fit.mol.nao)),
     lambda fit: (fit.get_naoaux(), fit.build()),
@@ -393,6 +403,23 @@ def test_an_object_of_the_caller_stays(rhf, water):
     mf = rhf.density_fit(with_df=theirs)
     assert mf.with_df is theirs
     assert "not by md4 alone" in repr(mf)
+
+
+def test_attached_again_with_other_options(water):
+    """Those of density fitting change, too, unless it is the caller's own."""
+    mf = md4.attach(scf.RHF(water).density_fit(AUXILIARY), backend="cpu")
+    first, whole = mf.with_df, mf.run(verbose=0).e_tot
+    assert md4.attach(mf, backend="cpu").with_df is first
+    copied = pickle.loads(pickle.dumps(mf))
+    for again in (md4.attach(mf, backend="cpu", max_memory=100), md4.attach(copied, backend="cpu", max_memory=100)):
+        assert again.with_df is not first
+        assert again.with_df.auxbasis == AUXILIARY
+        assert "max_memory=100" in repr(again.with_df)
+        assert abs(again.run(verbose=0).e_tot - whole) < 1e-9
+    with pytest.raises(MemoryLimitError):
+        md4.attach(mf, backend="cpu", max_memory=0.05).run(verbose=0)
+    mine = md4.DF(water, AUXILIARY, backend="cpu")
+    assert md4.attach(scf.RHF(water).density_fit(with_df=mine), backend="cpu", max_memory=100).with_df is mine
 
 
 @pytest.mark.parametrize("make", [
