@@ -373,6 +373,12 @@ class Backend(Protocol):
     def least_workspace(self, bra, ket):
         """Bytes for one bra pair with one ket pair of two `ShellPairs`, including the H matrices of both lists."""
 
+    def check_fits(self, need, what, remedy="raise max_memory"):
+        """MemoryLimitError that says `what` takes so much, and a remedy, if `need` bytes more do not fit."""
+
+    def with_lists(self, least, basis, lists):
+        """Bytes of a least workspace, and of checked lists of shell pairs where they count while they are made."""
+
     def hermite_bytes(self, pairs):
         """Largest number of bytes of the H matrices of `ShellPairs` in one form."""
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from md4 import gpu
 from md4.backends import Backend
-from md4.errors import ArgumentError, MemoryLimitError
+from md4.errors import ArgumentError
 from md4.gpu.devices import chosen
 from md4.method.operators import OperatorLike, as_operator, check_order
 from md4.plan import chunks
@@ -341,12 +341,8 @@ class Engine:
     def check_memory(self, bra, ket, result_bytes=0):
         """Raises MemoryLimitError, before anything is allocated, if result and least workspace do not fit."""
         need = self.backend.held_bytes(result_bytes) + self.backend.least_workspace(bra.pairs, ket.pairs)
-        limit = self.backend.memory_left()
-        if need > limit:
-            raise MemoryLimitError(
-                f"{bra.pairs!r} with {ket.pairs!r} needs {size_text(need)} ({size_text(result_bytes)} of result), "
-                f"but {size_text(max(0, limit))} may be used; raise max_memory, or give an Engine shorter pair lists."
-            )
+        what = f"{bra.pairs!r} with {ket.pairs!r}, with {size_text(result_bytes)} of result, needs"
+        self.backend.check_fits(need, what, "raise max_memory, or give an Engine shorter pair lists")
 
     @locked
     def evaluate(self, bra: PreparedPairs, ket: PreparedPairs, out: Any) -> None:

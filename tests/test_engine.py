@@ -378,7 +378,7 @@ def test_momenta_beyond_the_tables(backend):
 
 def test_momenta_beyond_the_memory(backend):
     basis = Basis.from_arrays([8] * 4, [[1.0]] * 4, [[1.0]] * 4, CENTRES)
-    with pytest.raises(MemoryLimitError, match=r"needs .* MB .*, but \S+ MB may be used; raise max_memory"):
+    with pytest.raises(MemoryLimitError, match=r"of result, needs .* MB, but \S+ MB may be used; raise max_memory"):
         md4.Engine(basis, backend=backend, max_memory=2).compute(BRA, KET)
 
 

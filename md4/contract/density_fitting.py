@@ -23,7 +23,7 @@ from md4.contract.direct_fitting import DirectBuild
 from md4.contract.exchange_factors import complete_exchange, factors
 from md4.contract.fitting_orbitals import ROWS, least_bytes, rows_into, transform
 from md4.contract.fitting_stores import STORES, Columns, Table, block_rows, chosen_store, table_width, zeros
-from md4.contract.metric import Metric
+from md4.contract.metric import Metric, metric_bytes
 from md4.contract.table_build import TableBuild, row_bytes
 from md4.contract.three_centre import ThreeCentre
 from md4.support.arguments import checked_choice
@@ -179,7 +179,7 @@ class DensityFitting:
         """(P|Q) in the order of the auxiliary basis; MemoryLimitError if its factorisation does not fit."""
         naux = self.three.naux
         what = f"the metric of {naux} auxiliary functions and its factors take"
-        check_fits(24 * naux**2, self.algebra.memory_left(), what)
+        check_fits(metric_bytes(naux), self.algebra.memory_left(), what)
         places = self.algebra.send(np.argsort(self.three.auxiliary_order))
         xp = self.algebra.xp
         metric = xp.tril(self.algebra.wrapped(self.three.metric()))  # what is above is not written

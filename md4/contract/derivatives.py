@@ -7,6 +7,7 @@ come both (nabla a b| and (nabla b a|.
 """
 
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -87,10 +88,17 @@ class DerivativeRequest(Request):
                     found[derivatives].append(pairs[chosen])
         return found
 
+    def others(self, basis):
+        """Lists of shell pairs without derivatives."""
+        return unique_pairs_by_class(basis, *(np.arange(*shells) for shells in self.ranges[2:]))
+
+    def lists(self, basis, layout):
+        """As those of `Request`."""
+        return [*chain.from_iterable(self.derived_pairs(basis).values()), *self.others(basis)]
+
     def work(self, engine, layout, block_bytes, hermite_bytes):
         """As that of `Request`; the bras are derivatives."""
         basis, sizes = engine.bra_basis, (block_bytes, hermite_bytes)
-        derived = self.derived_pairs(basis).items()
+        derived, others = self.derived_pairs(basis).items(), self.others(basis)
         bras = [piece for these, lists in derived for piece in cut_pieces(engine, lists, *sizes, these)]
-        others = unique_pairs_by_class(basis, *(np.arange(*shells) for shells in self.ranges[2:]))
         return [ListPair(bra, ket, same=False) for ket in cut_pieces(engine, others, *sizes) for bra in bras]

@@ -31,6 +31,11 @@ FINITE = ("erf", "gaussian")
 NAMED = 4
 
 
+def metric_bytes(naux):
+    """Bytes of (P|Q), of its eigenvectors and of LAPACK's copy of it or W, and of LAPACK's workspace."""
+    return 24 * naux**2 + 400 * naux
+
+
 @dataclass(frozen=True)
 class Doubt:
     """Of a metric whose smallest eigenvalue is not known to two digits.
@@ -120,7 +125,8 @@ class Metric:
             )
         first = int(np.argmax(kept))  # eigenvalues ascend
         self.vectors = algebra.empty((self.naux - first, self.naux))
-        self.vectors[...] = (vectors[:, first:] / algebra.xp.sqrt(values[first:])).T
+        self.vectors[...] = vectors[:, first:].T
+        self.vectors /= algebra.xp.sqrt(values[first:, None])
         log.debug("the metric is singular: %d eigenvectors of %d stay", *self.vectors.shape)
 
     def _look_for_doubt(self, rounding):

@@ -14,8 +14,7 @@ from md4.contract.fock import common_facts
 from md4.contract.ranks import STOPPED
 from md4.contract.slices import Cuts, halves
 from md4.contract.stores import MemoryStore, checked_store
-from md4.contract.tensor import add_slice, compile_ahead, segmented, slice_target
-from md4.contract.workspace import least_block
+from md4.contract.tensor import add_slice, compile_ahead, least_bytes, segmented, slice_target
 from md4.errors import ArgumentError, MemoryLimitError
 from md4.method.scatter import first_row
 from md4.support.display import size_text
@@ -127,9 +126,8 @@ class TensorTeam:
             return checked_store(out, whole.shape, self.ranks.size)
         layout, engine = whole if gather and self.ranks.rank == 0 else self.mine, self.engines[0]
         with engine.lock:
-            return MemoryStore(
-                engine.backend.host_array(layout, least_block(engine, *self.request.ranges)), layout.rows[0]
-            )
+            least = least_bytes(engine, self.request, self.mine)
+            return MemoryStore(engine.backend.host_array(layout, least), layout.rows[0])
 
     def compile_ahead(self, store, progress):
         """Compiles what is missing, before the workers begin."""

@@ -39,6 +39,8 @@ from md4.shells.shell_pairs import PRIMITIVE_CUTOFF, ShellPairs, shell_kinds
 
 # Primitive pairs with a Schwarz bound smaller than this times the tolerance are left out of their pair.
 PRIMITIVE_SHARE = 1e-5
+# Pairs of the longest kind by which lists are cut: no backend has more of them side by side.
+HEAD = 32
 # The (ab|ab) of some pairs are the diagonal of a block that has all of these pairs with all of them. Besides
 # `SQUARE_BYTES`, this share of the memory that may be used limits its size.
 SCHWARZ_SHARE = 0.15
@@ -219,13 +221,13 @@ def raised(bounds, step):
 
 
 def cut(engine, pairs, hermite_bytes):
-    """Slices of a list whose H matrices take at most `hermite_bytes`, by what a primitive of the longest pair takes."""
+    """Slices of a list whose H matrices take at most `hermite_bytes`, by what primitives of the longest pair take."""
     if len(pairs) == 0:
         return []
     counts = np.multiply(*engine.bra_basis.nprims[pairs].T)
     most = int(np.argmax(counts))
-    head = ShellPairs.of_basis(engine.bra_basis, pairs[most : most + 1], np.array([0, counts[most]]))
-    prims = hermite_bytes * int(counts[most]) // max(1, engine.backend.hermite_bytes(head))
+    head = ShellPairs.of_basis(engine.bra_basis, pairs[[most] * HEAD], counts[most] * np.arange(HEAD + 1))
+    prims = hermite_bytes * HEAD * int(counts[most]) // max(1, engine.backend.hermite_bytes(head))
     ends, edges = np.cumsum(counts), [0]
     while edges[-1] < len(pairs):
         before = ends[edges[-1] - 1] if edges[-1] else 0

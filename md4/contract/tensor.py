@@ -84,6 +84,10 @@ class Request:
         """`TensorLayout` of the tensor over a basis."""
         return TensorLayout(self.aosym, ao_ranges(basis, self.ranges), self.swap, self.ends)
 
+    def lists(self, basis, layout):
+        """The lists of shell pairs of a tensor or a slice of it."""
+        return [pairs for some in slice_pairs(basis, self, layout.ends)[:2] for pairs in some]
+
     def work(self, engine, layout, block_bytes, hermite_bytes):
         """`ListPair` of all blocks of a tensor or a slice of it, of pieces as those of `cut_pieces`."""
         needed = slice_pairs(engine.bra_basis, self, layout.ends)
@@ -184,8 +188,15 @@ def locked_tensor(engine, request, out=None, device=False, progress=None):
 
 def slice_target(engine, request, layout, out=None, device=False, progress=None):
     """The backend's target for a tensor or a slice of it; MemoryLimitError if it does not fit."""
-    least = least_block(engine, *request.ranges, derivatives=layout.derivatives)
+    least = least_bytes(engine, request, layout)
     return engine.backend.tensor(engine, layout, out, device, least, HostTensor, progress)
+
+
+def least_bytes(engine, request, layout):
+    """Bytes that a tensor or a slice of it needs besides: lists of shell pairs, and a quartet with its workspace."""
+    basis, backend = engine.bra_basis, engine.backend
+    least = least_block(engine, *request.ranges, derivatives=layout.derivatives)
+    return least if backend.dry else backend.with_lists(least, basis, request.lists(basis, layout))
 
 
 def compile_ahead(engine, request, layouts, progress=None):

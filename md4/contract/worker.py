@@ -10,8 +10,6 @@ import numpy as np
 
 from md4.contract.screening import Statistics
 from md4.contract.workspace import HermiteStore, least_block
-from md4.errors import MemoryLimitError
-from md4.support.display import size_text
 
 # Share of the memory that may be used, of the H matrices.
 HERMITE_SHARE = 0.5
@@ -111,12 +109,10 @@ class Worker:
         if need > backend.memory_left():
             self.store.clear()
             self.spare()
-        limit = backend.memory_left()
-        if need > limit:
-            raise MemoryLimitError(
-                f"{build.matrices} density matrices of {basis.nao} AOs, their J and K and the least workspace take "
-                f"{size_text(need)}, but {size_text(limit)} may be used; raise max_memory or give fewer at once."
-            )
+        backend.check_fits(
+            need, f"lists of shell pairs, {build.matrices} density matrices of {basis.nao} AOs, their J and K and the "
+            "least workspace take", "raise max_memory or give fewer at once",
+        )  # fmt: skip
 
 
 class PartialSums:

@@ -24,17 +24,22 @@ class HermiteStore:
 
     def touch(self, piece, keep):
         """Notes that `piece` is used now. `keep`, the other side of the block, is not dropped."""
+        self.note(piece)
+        self.shrink(piece, keep)
+
+    def note(self, piece):
+        """Makes `piece` the newest."""
         if piece in self.held:
             self.held.move_to_end(piece)
         else:
             self.held[piece] = None
             self.total += self.size(piece)
-        self.shrink(piece, keep)
 
     def shrink(self, *keep):
         """Drops the oldest pieces, but none of `keep`, until the rest fits the limit."""
+        kept = set(map(id, keep))
         for old in list(self.held) if self.total > self.limit else ():
-            if self.total <= self.limit or any(old is piece for piece in keep):
+            if self.total <= self.limit or id(old) in kept:
                 continue
             self.total -= self.size(old)
             log.debug("H matrices beyond %s: those of %r are given up", size_text(self.limit), old.pairs)
@@ -71,9 +76,10 @@ class HermiteStore:
             yield self.used(batch, held)
 
     def used(self, batch, held):
-        """Notes that all of `held` are used; returns `batch`."""
+        """Notes that all of `held` are used, and none of these is dropped; returns `batch`."""
         for piece in held.values():
-            self.touch(piece, piece)
+            self.note(piece)
+        self.shrink(*held.values())
         return batch
 
     def clear(self):

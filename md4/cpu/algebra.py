@@ -45,7 +45,7 @@ class HostAlgebra:
     def empty(self, shape):
         """An array that is counted."""
         if 8 * prod(shape) > self.backend.memory.left():
-            self.backend.kept.clear()  # workspaces, which `memory_left` calls free
+            self.backend.memory.kept.clear()  # workspaces, which `memory_left` calls free
         return self.backend.result(shape)
 
     host_table = empty

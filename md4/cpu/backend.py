@@ -14,22 +14,24 @@ from md4.cpu.algebra import HostAlgebra
 from md4.cpu.derivatives import DerivativeTensor
 from md4.cpu.emit.vectors import LANES
 from md4.cpu.groups import Groups, make_groups
-from md4.cpu.h_matrices import BOTH, make_h
+from md4.cpu.h_matrices import BOTH, make_h, room_bytes
 from md4.cpu.run import OUT, Extent, OwnList, run_lists, sizes_of_pairs, work_of
 from md4.cpu.sums import HostBounds, HostSums
 from md4.cpu.targets import BlockWriter, HostBlock, ListTensor
 from md4.cpu.threads import number_of_threads
-from md4.errors import ArgumentError, DeviceError, MemoryLimitError
+from md4.errors import ArgumentError, DeviceError
 from md4.method.operators import kind_table
 from md4.method.scatter import DerivativeLayout
 from md4.plan import ListPair, Plan
 from md4.shells.shell_pairs import shell_pair_lists, starts_of
 from md4.support.display import size_text
 from md4.support.locks import Lock
-from md4.support.memory import HostMemory, check_out, tensor_refusal, workspace_refusal
+from md4.support.memory import HostMemory, check_fits, check_out, tensor_refusal, workspace_refusal
 
 # Bytes of all arrays of a primitive pair while `shell_pair_lists` decides which of them count.
 PRIMITIVE_BYTES = 400
+# Bytes of a list for each of its primitive pairs, about, where all of them count.
+LIST_BYTES = 210
 # Primitive pairs of lists that are made together: few enough that their arrays stay in the cache.
 TOGETHER = 1 << 13
 # Share of the memory up to the cap that the threads may have beyond what one thread must have.
@@ -45,7 +47,6 @@ class CpuBackend:
         self.operator = operator
         self.table = kind_table(operator.kind)
         self.memory, self.lock = HostMemory(max_memory), Lock()
-        self.kept = []
 
     @property
     def sums(self):
@@ -54,12 +55,12 @@ class CpuBackend:
 
     def memory_left(self):
         """Bytes that may be allocated, including those of the workspaces that are kept."""
-        return self.memory.left() + self.kept_bytes
+        return self.memory.left() + self.memory.kept_bytes
 
-    @property
-    def kept_bytes(self):
-        """Bytes of the workspaces that are kept for the next call."""
-        return sum(array.nbytes for work in self.kept for array in work)
+    def check_fits(self, need, what, remedy="raise max_memory"):
+        """`check_fits` of what is held and `need` bytes more: a cap of the number that a message names is enough."""
+        held = 0 if self.memory.cap is None else self.memory.held - self.memory.kept_bytes
+        check_fits(held + need, held + self.memory_left(), what, remedy)
 
     def division_facts(self):
         """What decides how work is divided: the lanes, on which groups of pairs depend."""
@@ -87,7 +88,7 @@ class CpuBackend:
         """What a display of the backend shows, as (name, value)."""
         cap = "none" if self.memory.cap is None else size_text(self.memory.cap)
         return [("threads", number_of_threads()), ("quartets side by side", LANES),
-                ("workspace kept", size_text(self.kept_bytes)), ("memory cap", cap)]  # fmt: skip
+                ("workspace kept", size_text(self.memory.kept_bytes)), ("memory cap", cap)]  # fmt: skip
 
     def with_operator(self, operator):
         """The same backend with another operator; workspaces are shared."""
@@ -110,23 +111,31 @@ class CpuBackend:
         `sizes` is a function of the number of doubles that a thread should have for blocks. What is kept from the last
         call is used again, because new memory costs page faults.
         """
-        wanted, share = sizes(OUT), WORKSPACE_SHARE * (self.memory.room() + self.kept_bytes)
+        memory, kept = self.memory, self.memory.kept
+        wanted, share = sizes(OUT), WORKSPACE_SHARE * (memory.room() + memory.kept_bytes)
         threads = int(min(threads, share // wanted.nbytes))
         if threads < 1:
             wanted, threads = sizes(0), 1
-        if len(self.kept) < threads or not all(work.holds(wanted) for work in self.kept):
-            self.kept.clear()
-            self.kept += [wanted.allocated(self.memory) for _ in range(threads)]
-        return self.kept[:threads]
+        if len(kept) < threads or not all(work.holds(wanted) for work in kept):
+            kept.clear()
+            kept += [wanted.allocated(memory) for _ in range(threads)]
+        return kept[:threads]
 
     def held_bytes(self, nbytes):
         """Bytes that an array of so many bytes takes."""
         return nbytes
 
     def least_workspace(self, bra, ket):
-        """Bytes of one bra pair with one ket pair, including the H matrices of all pairs."""
+        """Bytes of one bra pair with one ket pair, including the H matrices of all pairs and what makes these."""
         orders = [(bra, ket)] if bra is ket else [(bra, ket), (ket, bra)]
-        return max(sizes_of_pairs(*two).nbytes for two in orders) + self.hermite_bytes(bra) + self.hermite_bytes(ket)
+        work = max(*(sizes_of_pairs(*two).nbytes for two in orders), *map(room_bytes, (bra, ket)))
+        return work + self.hermite_bytes(bra) + self.hermite_bytes(ket)
+
+    def with_lists(self, least, basis, lists):
+        """A least workspace, or what sorts out the primitive pairs of the longest list, beside all lists."""
+        counts = [int(basis.nprims[pairs].prod(axis=1).sum()) for pairs in lists]
+        sorting = max((PRIMITIVE_BYTES * n + 64 * len(pairs) for n, pairs in zip(counts, lists)), default=0)
+        return max(least, sorting) + LIST_BYTES * sum(counts)
 
     def chunk_pairs(self, plan, bra, ket):
         """Whole lists: the path takes no memory that grows with them."""
@@ -232,12 +241,11 @@ class CpuBackend:
         counts = np.add.reduceat(basis.nprims[pairs[:, 0]] * basis.nprims[pairs[:, 1]], first[:-1])
         some, total = [], 0
         for this, primitives in zip(lists, counts.tolist()):
-            need, room = PRIMITIVE_BYTES * primitives + 64 * len(this), self.memory.room()
-            if need > room:
-                raise MemoryLimitError(
-                    f"{primitives} primitive pairs of {len(this)} shell pairs take {size_text(need)} to be sorted "
-                    f"out, but {size_text(max(0, room))} may be used; raise max_memory, or make less at once."
-                )
+            self.check_fits(
+                PRIMITIVE_BYTES * primitives + 64 * len(this), f"{primitives} primitive pairs of {len(this)} shell "
+                "pairs that are sorted out, and what is there already, take", "raise max_memory, or make less at once",
+            )  # fmt: skip
+            room = self.memory.room() + self.memory.kept_bytes
             if some and (total + primitives > TOGETHER or PRIMITIVE_BYTES * (total + primitives) > room):
                 yield some
                 some, total = [], 0

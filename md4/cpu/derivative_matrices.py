@@ -7,18 +7,18 @@ the pairs themselves (`md4.cpu.integrals`), from H of the derivatives. From a pa
 rows of a, those by B to the rows of b.
 """
 
-from math import sqrt
+from math import prod, sqrt
 
 import numpy as np
 
 from md4.cpu.compile import Loop, part
 from md4.cpu.digestion import gather, scatter
 from md4.cpu.emit.vectors import LANES, broadcast, fma, integers, load, multiply, store, total
-from md4.cpu.forces import pieces
-from md4.cpu.groups import FIELD, TASK, Groups, aligned_empty
-from md4.cpu.h_matrices import make_h
-from md4.cpu.run import OwnList, run_lists
-from md4.plan import ListPair, own_ranges
+from md4.cpu.groups import FIELD, TASK, Groups, aligned_empty, lane_layout
+from md4.cpu.h_matrices import h_bytes, make_h, pieces
+from md4.cpu.run import OwnList, run_lists, sizes_of_lists
+from md4.cpu.threads import number_of_threads
+from md4.plan import ListPair, groups_within, own_ranges
 from md4.shells.schwarz import block_norms, exchange_norms
 from md4.shells.shell_pairs import ordered_pairs
 from md4.support.locks import once
@@ -108,6 +108,13 @@ def digest_derivatives(items, tasks, lists, blocks, densities, with_j, with_k, l
 digest = once(lambda: Loop(digest_derivatives, allocates=True))
 
 
+def longest_bytes(this):
+    """Bytes that `make_h` takes for the derivatives of the pair of a list with the most primitive pairs."""
+    longest = int(np.argmax(np.diff(this.pairs.start)))
+    pairs = this.derived[longest : longest + 1]
+    return h_bytes(pairs, lane_layout(pairs))
+
+
 class HostDerivatives:
     """J and K of derivatives.
 
@@ -127,36 +134,65 @@ class HostDerivatives:
 
         `report` is called now and then with the number of ordered pairs of AOs that have been made.
         """
-        shape, memory = (len(densities), 3, *densities.shape[1:]), self.backend.memory
-        widest, sums, factors = int(np.diff(self.basis.ao_loc).max()), {}, [*self.factors(densities, with_j, with_k)]
+        shape, memory, used = (len(densities), 3, *densities.shape[1:]), self.backend.memory, {0}
+        lanes, threads = (7 * int(np.diff(self.basis.ao_loc).max()) ** 2 * LANES,), number_of_threads()
+        of_bras, of_kets = self.divided_memory(8 * threads * (lanes[0] + 2 * prod(shape)))
+        sums = [(memory.empty(lanes, aligned_empty), memory.zeros(shape), memory.zeros(shape)) for _ in range(threads)]
 
         def add(thread, items, tasks, lists, blocks):
-            if thread not in sums:
-                lanes = memory.watch(aligned_empty((7 * widest**2 * LANES,)))
-                sums[thread] = lanes, memory.zeros(shape), memory.zeros(shape)
+            used.add(thread)
             digest()(items, tasks, lists, blocks, densities, with_j, with_k, *sums[thread])
 
         some = [
             (this, slice(own.start + where.start, own.start + where.stop)) for number, this in enumerate(self.lists)
-            for own in own_ranges(len(this.derived), (part + number) % parts, parts)
-            for where in pieces(self.backend, this.derived[own], H_SHARE)
+            for own in own_ranges(len(this.derived), (part + number) % parts, parts) if own.start < own.stop
+            for where in pieces(this.derived[own], lane_layout(this.derived[own]), of_bras)
         ]  # fmt: skip
+        kets = list(zip(self.lists, self.factors(densities, with_j, with_k)))
+        batches = [kets[one.start : one.stop] for one in groups_within([*map(self.ket_bytes, self.lists)], of_kets)]
         for this, where in some:
             pairs = this.derived[where]
             groups = Groups.of(pairs)
             bra, bounds = OwnList(pairs, groups, make_h(pairs, groups, memory)), this.largest[where]
-            listed = [
-                ListPair(bra, ket.prepared, False, bounds * factor[pairs.pairs].max(axis=1), ket.given.exact)
-                for ket, factor in zip(self.lists, factors)
-            ]
-            run_lists(self.backend, listed, add, self.basis.ao_loc, tolerance)
+            for batch in batches:
+                listed = [
+                    ListPair(bra, ket.prepared, False, bounds * factor[pairs.pairs].max(axis=1), ket.given.exact)
+                    for ket, factor in batch
+                ]
+                run_lists(self.backend, listed, add, self.basis.ao_loc, tolerance)
+                for ket, _ in batch if len(batches) > 1 else ():
+                    ket.prepared.drop()
             if report is not None:
                 report(ordered_pairs(pairs))
-        vj, vk = np.zeros(shape), np.zeros(shape)
-        for _, of_j, of_k in sums.values():
-            vj += of_j
-            vk += of_k
+        _, vj, vk = sums[0]
+        for thread in used - {0}:
+            vj += sums[thread][1]
+            vk += sums[thread][2]
         return vj, vk
+
+    def ket_bytes(self, this):
+        """Bytes of the H matrices of a list."""
+        return self.backend.hermite_bytes(this.pairs)
+
+    def divided_memory(self, of_sums):
+        """Bytes for H of the derivatives of some pairs, and for H of ket lists; MemoryLimitError if one does not fit.
+
+        `of_sums`: bytes of the sums of all threads.
+        """
+        kept, backend = sum(this.prepared.h_bytes for this in self.lists), self.backend
+        bras, pairs = zip(*((this.derived, this.pairs) for this in self.lists))
+        need = of_sums + sizes_of_lists(bras, pairs).nbytes
+        one, ket = (max(map(of, self.lists)) for of in (longest_bytes, self.ket_bytes))
+        backend.check_fits(
+            need + one + ket - kept, "J and K of derivatives with lists of shell pairs, H matrices of one list and the "
+            "workspace of a thread take at least", "raise max_memory or give fewer densities at once",
+        )  # fmt: skip
+        left = backend.memory_left() + kept
+        of_kets = max(ket, min(H_SHARE * left, (left - need) / 2))
+        if sum(map(self.ket_bytes, self.lists)) > of_kets:
+            for this in self.lists:
+                this.prepared.drop()
+        return max(one, min(H_SHARE * left, left - need - of_kets)), of_kets
 
     def factors(self, densities, with_j, with_k):
         """For each ket list and each shell j of a bra pair what F' R times this bounds, shape (nshell,).

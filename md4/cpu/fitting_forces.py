@@ -178,8 +178,8 @@ class HostFittingForces(HostForces):
 
     def add(self, backend, bras, kets, terms, tolerance, part, parts):
         """Adds the derivatives of lists `bras` to `found`."""
-        most = self.check_memory(backend)
-        for these in self.batches(backend, kets):
+        most, batches = self.divided_memory(backend, kets)
+        for these in batches:
             lists = Lists()
             numbers, *tables = self.tables(lists, these)
             work = [self.work_of(this, these) if n in bras else np.zeros(len(this.pairs))

@@ -7,22 +7,18 @@ from math import sqrt
 
 import numpy as np
 
-from md4.cpu.emit.recurrence import cube_side
 from md4.cpu.emit.vectors import LANES
-from md4.cpu.gradient import KET, NORM_ROWS, derivative_norms, forces, reverse_sums, workspace, z_tiles
+from md4.cpu.gradient import KET, NORM_ROWS, derivative_norms, forces, reverse_sums, workspace, workspace_bytes, z_tiles
 from md4.cpu.groups import BLOCK, FIELD, Groups, aligned_empty, functions_of, h_elements, plain_layout
-from md4.cpu.h_matrices import HMatrices, make_h, numbers_of, room_for, shape_of
-from md4.cpu.hermite_coulomb import Side
+from md4.cpu.h_matrices import HMatrices, h_bytes, make_h, numbers_of, pieces, room_bytes, room_for, shape_of
+from md4.cpu.hermite_coulomb import Side, side_bytes
 from md4.cpu.run import TASKS, THREAD_WORK, WORK_SECONDS, ZEROS_COST, Extent, Lists, OwnList
 from md4.cpu.threads import in_parts, number_of_threads, run_threads, taken_from
-from md4.errors import MemoryLimitError
 from md4.method.angular import nherm
 from md4.method.derivatives import OF_A, OF_B
 from md4.plan import groups_within, own_ranges
 from md4.shells.schwarz import ROUNDING, GradientBounds
-from md4.support.display import size_text
 from md4.support.locks import Lock
-from md4.support.memory import check_fits
 
 # Shares of the memory that may be used: of H of the ket lists, of H of derivatives for their norms, and of the
 # workspaces of all threads.
@@ -93,9 +89,12 @@ def of_moduli(pairs):
 def largest_norms(backend, derived):
     """Bounds of (sum_ab (ab|ab))^1/2 of the largest derivative of each pair of a list of derivatives, (npair,)."""
     found = np.empty(len(derived))
-    for where in pieces(backend, derived, NORM_SHARE):
+    for where in pieces(derived, plain_layout(derived), NORM_SHARE * backend.memory.room()):
         piece = derived[where]
-        groups = Groups.of(piece, plain_layout(piece))  # a pair needs all of its primitives in the same lane
+        layout = plain_layout(piece)  # a pair needs all of its primitives in the same lane
+        need = h_bytes(piece, layout) + norm_bytes(piece)
+        backend.check_fits(need, "lists of shell pairs and bounds of the derivatives of one of these take")
+        groups = Groups.of(piece, layout)
         norms = norms_of(backend, OwnList(piece, groups, make_h(piece, groups, backend.memory)))
         found[where.start + groups.order] = norms.max(axis=1).reshape(-1)[: len(piece)]
     return found
@@ -110,23 +109,24 @@ def norms_of(backend, piece):
     table, operator, memory = lists.table(), backend.operator, backend.memory
 
     def make(first, last):
-        work = workspace(memory, 2 * pairs.l, max(count, NORM_ROWS), 1, 1, 1, h_elements(pairs))
-        abq = memory.watch(aligned_empty((NORM_ROWS * count * LANES,)))
+        work = workspace(memory, *norm_sizes(pairs))
+        abq = memory.empty((NORM_ROWS * count * LANES,), aligned_empty)
         derivative_norms(operator.kind)(
             table, first, last, functions, functions_of(pairs)[1], operator.parameter, backend.table, abq, work, out
         )
 
-    need = 8 * LANES * (cube_side(2 * pairs.l) ** 3 + 2 * NORM_ROWS * count + NORM_ROWS)
-    check_fits(need, backend.memory_left(), "bounds of gradients take")
-    in_parts(len(out), int(min(len(out), backend.memory_left() // need)), make)
+    in_parts(len(out), int(min(len(out), backend.memory_left() // norm_bytes(pairs))), make)
     return out
 
 
-def pieces(backend, pairs, share):
-    """Slices of a list whose H matrices take at most a share of the memory that may be used."""
-    part = share * backend.memory_left() / (backend.hermite_bytes(pairs) + 1)
-    size = max(1, int(min(len(pairs), len(pairs) * part)))
-    return [slice(n, min(n + size, len(pairs))) for n in range(0, len(pairs), size)]
+def norm_sizes(pairs):
+    """What `workspace` is asked for each thread of `norms_of`."""
+    return 2 * pairs.l, max(len(functions_of(pairs)[0]), NORM_ROWS), 1, 1, 1, h_elements(pairs)
+
+
+def norm_bytes(pairs):
+    """Bytes that each thread of `norms_of` takes."""
+    return workspace_bytes(*norm_sizes(pairs)) + 8 * LANES * NORM_ROWS * len(functions_of(pairs)[0])
 
 
 class HostForces:
@@ -184,9 +184,10 @@ class HostForces:
             The sum of the bounds of those that were left out, and the sum of their squares.
         """
         found = [np.zeros((len(this.pairs), 6)) for this in self.lists]
-        left_out, quartets, most = np.zeros(2), 0, self.check_memory(backend, 3 * densities.nbytes)
+        left_out, quartets = np.zeros(2), 0
         for d, of_blocks, j, k in divided(densities, norms, coulomb, exchange):
-            for these in self.batches(backend, range(len(self.lists))):
+            most, batches = self.divided_memory(backend, range(len(self.lists)), 3 * densities.nbytes, not k.any())
+            for these in batches:
                 lists = Lists(self.basis.ao_loc)
                 numbers, *tables = self.tables(lists, these, None if k.any() else d[0])
                 work = [self.work_of(this, these) for this in self.lists]
@@ -224,10 +225,9 @@ class HostForces:
         for this in self.lists:
             this.prepared.drop()
 
-    def batches(self, backend, numbers):
-        """Those of the lists `numbers` whose H matrices fit the memory at the same time, a batch after the other."""
-        needs = [backend.hermite_bytes(self.lists[number].pairs) for number in numbers]
-        for group in groups_within(needs, H_SHARE * backend.memory_left()):
+    def batches(self, numbers, needs, most):
+        """Those of the lists `numbers` whose `needs` fit `most` bytes at the same time, a batch after the other."""
+        for group in groups_within(needs, most):
             yield [numbers[n] for n in group]
             for n in group if group.stop < len(needs) else ():
                 self.lists[numbers[n]].prepared.drop()
@@ -269,7 +269,7 @@ class HostForces:
         """
         most, found = max(1.0, sum(map(np.sum, work)) / (TASKS * threads)), []
         for number, (this, of_pairs, own) in enumerate(zip(self.lists, work, self.own_pairs(part, parts))):
-            most_prims = max(1, Z_BYTES // (8 * this.pairs.nab * this.count))
+            most_prims = max(1, Z_BYTES // (8 * (this.pairs.nab * this.count + 3 * len(this.derivatives) + 4)))
             prims = np.diff(this.pairs.start)[this.groups.order]
             share = np.cumsum(np.maximum(of_pairs / most, prims / most_prims))
             ends = np.flatnonzero((np.diff(np.floor(share)) != 0) | (np.diff(own.astype(int)) != 0)) + 1
@@ -312,20 +312,34 @@ class HostForces:
 
     def workspace_bytes(self):
         """Bytes of the workspace of a thread."""
-        degree, most_u, most_gamma, widest, most_z, _ = self.sizes
-        vectors = most_u + most_gamma + most_z + 5 * widest**2 + cube_side(degree) ** 3
-        return 8 * LANES * vectors + 24 * max(most_u, most_gamma) + max(Z_BYTES, 8 * most_z)
+        of_z = max(min(max(Z_BYTES, most), of_list) for most, of_list in map(self.z_bytes, self.lists))
+        return workspace_bytes(*self.sizes) + of_z + max(room_bytes(this.derived) for this in self.lists)
 
-    def check_memory(self, backend, of_densities=0):
-        """How many threads there is memory for; MemoryLimitError if for none, before Z, H and tables are allocated."""
-        need = self.workspace_bytes()
-        whole = need + of_densities + max(backend.hermite_bytes(this.pairs) for this in self.lists)
-        if whole > backend.memory_left():
-            raise MemoryLimitError(
-                f"gradients of {self.basis!r} take at least {size_text(whole)} (densities, H matrices of one list and "
-                f"the workspace of a thread), but {size_text(backend.memory_left())} may be used; raise max_memory."
-            )
-        return max(1, int(min(number_of_threads(), WORK_SHARE * backend.memory_left() // need)))
+    @staticmethod
+    def z_bytes(this):
+        """Bytes of Z, and of what is made of it, for the longest pair of a list, and for all of the list."""
+        of_primitive = 8 * (this.pairs.nab * this.count + 3 * len(this.derivatives) + 4)
+        return [of_primitive * (n + LANES) for n in (this.pairs.max_prim, this.pairs.nprim)]
+
+    def divided_memory(self, backend, kets, of_densities=0, alone=False):
+        """How many threads there is memory for, and the `batches` of ket lists; `alone`: J, which takes D of each list.
+
+        MemoryLimitError if for no thread or no list, before Z, H and tables are allocated.
+        """
+        kept = sum(this.prepared.h_bytes for this in self.lists)
+        work, left = self.workspace_bytes(), backend.memory_left() + kept
+        needs = [backend.hermite_bytes(self.lists[number].pairs) for number in kets]
+        if alone:
+            needs = [need + side_bytes(self.lists[number].pairs) for need, number in zip(needs, kets)]
+        backend.check_fits(
+            work + of_densities + max(needs) - kept, f"gradients of {self.basis!r} with lists of shell pairs, "
+            "densities, H matrices of one list and the workspace of a thread take at least",
+        )  # fmt: skip
+        threads = max(1, int(min(number_of_threads(), WORK_SHARE * left // work)))
+        most = min(H_SHARE * left, left - of_densities - threads * work)
+        if sum(needs) > most:
+            self.drop()
+        return threads, self.batches(kets, needs, most)
 
     def bra(self, backend, number, first, last, arguments, work, left_out):
         """(gradient of each of some bra pairs, shape (npair, 6), number of quartets)."""
@@ -333,7 +347,7 @@ class HostForces:
         this = self.lists[number]
         prims = this.groups.primitives_of(this.pairs.start, first, last)
         vectors = -(-len(prims) // LANES)
-        z = np.zeros((vectors, this.pairs.nab, this.count, LANES))
+        z = backend.memory.zeros((vectors, this.pairs.nab, this.count, LANES))
         operator = backend.operator
         tiles = z_tiles(*this.derived.shell_class, this.derived.single, this.derivatives)
         quartets = self.loop(operator.kind)(
@@ -344,7 +358,7 @@ class HostForces:
         members[: len(prims)] = prims
         shape = shape_of(*this.derived.shell_class, this.derived.single, this.derivatives)
         of_prims = np.zeros((vectors, len(this.derivatives), LANES))
-        room = room_for(this.derived, shape)
+        room = room_for(this.derived, backend.memory)
         forces()(
             numbers_of(this.pairs.primitives), members.reshape(-1, LANES), this.pairs.la, this.pairs.lb, shape, 0,
             vectors, z.reshape(-1), of_prims.reshape(-1), room.ctypes.data,

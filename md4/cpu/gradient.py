@@ -67,13 +67,19 @@ class Workspace(namedtuple("Workspace", "zeros axis r u gamma densities column_p
 def workspace(memory, l, most_u, most_gamma, widest, most_z, elements):
     """`Workspace` for a highest order of r, and numbers of vectors of U, Gamma, blocks of D and Z, of elements of H."""
     vectors = (l + 1, 3 * (l + 1) ** 2, cube_side(l) ** 3, most_u, most_gamma, 5 * widest**2)
-    arrays = [aligned_empty((n * LANES,)) for n in vectors]
+    arrays = [memory.empty((n * LANES,), aligned_empty) for n in vectors]
     places = [np.empty(n, dtype=np.int32) for n in (most_u, elements)]
     places += [np.empty(max(most_u, most_gamma), dtype=np.int64)]  # of U, which may be long
-    made = Workspace(*arrays, *places, np.arange(max(most_u, most_gamma)), aligned_empty((most_z * LANES,)))
-    for array in made:
+    places += [np.arange(max(most_u, most_gamma))]
+    for array in places:
         memory.watch(array)
-    return made
+    return Workspace(*arrays, *places, memory.empty((most_z * LANES,), aligned_empty))
+
+
+def workspace_bytes(l, most_u, most_gamma, widest, most_z, elements):
+    """Bytes of a `workspace`."""
+    vectors = l + 1 + 3 * (l + 1) ** 2 + cube_side(l) ** 3 + most_u + most_gamma + 5 * widest**2 + most_z
+    return 8 * LANES * vectors + 4 * (most_u + elements) + 16 * max(most_u, most_gamma)
 
 
 @part

@@ -26,7 +26,7 @@ from md4.cpu.emit.vectors import (
     store,
     view,
 )
-from md4.cpu.groups import aligned_empty, h_structure, hermite_functions, hermite_ordinals
+from md4.cpu.groups import aligned_empty, h_elements, h_structure, hermite_functions, hermite_ordinals
 from md4.cpu.threads import in_parts
 from md4.method.angular import cartesian_triples, component_coefficients, nherm
 from md4.method.hermite import NOISE
@@ -287,13 +287,31 @@ def h_loop(primitives, members, la, lb, shape, first, last, one, two, room):
 h_matrices = once(lambda: Loop(h_loop, take_row=store_row))
 
 
-def room_for(pairs, shape):
-    """Memory that `h_loop` needs for a list."""
+def room_bytes(pairs):
+    """Bytes of memory that `h_loop` needs for a list."""
+    shape = shape_of(*pairs.shell_class, pairs.single, pairs.derivatives)
     up = int(shape.derivatives[0] > 0)
     of_e = 3 * (pairs.la + up + 1) * (pairs.lb + up + 1) * (pairs.la + pairs.lb + 1 + up)
     ncart = len(shape.powers_a)
     vectors = 2 * of_e + (2 * ncart + 1) * shape.nherm + ncart + pairs.nctr_a + pairs.nctr_b + 8
-    return aligned_empty((vectors * LANES,))
+    return 8 * LANES * vectors
+
+
+def room_for(pairs, memory):
+    """Memory that `h_loop` needs for a list."""
+    return memory.empty((room_bytes(pairs) // 8,), aligned_empty)
+
+
+def h_bytes(pairs, layout):
+    """Bytes that `make_h` takes in one thread for the groups of a layout."""
+    elements = h_elements(pairs)
+    return 8 * elements * (pairs.nprim + LANES * layout.vectors) + room_bytes(pairs)
+
+
+def pieces(pairs, layout, room):
+    """Slices of a list, or single pairs, of which `make_h` takes at most `room` bytes, about."""
+    size = max(1, int(min(len(pairs), len(pairs) * max(0, room) / h_bytes(pairs, layout))))
+    return [slice(n, min(n + size, len(pairs))) for n in range(0, len(pairs), size)]
 
 
 def numbers_of(data):
@@ -305,13 +323,13 @@ def make_h(pairs, groups, memory):
     """Step 1: `HMatrices` of a list of `ShellPairs`, by as many threads as are worth it."""
     shape, count = shape_of(*pairs.shell_class, pairs.single, pairs.derivatives), len(groups.members)
     elements = len(shape.columns)
-    flat = memory.watch(np.empty((pairs.nprim, elements)))
-    lanes = memory.watch(aligned_empty((count, elements, LANES)))
+    flat = memory.empty((pairs.nprim, elements))
+    lanes = memory.empty((count, elements, LANES), aligned_empty)
     arguments = numbers_of(pairs.primitives), groups.members, pairs.la, pairs.lb, shape
 
     def make(first, last):
-        room = room_for(pairs, shape)
+        room = room_for(pairs, memory)
         h_matrices()(*arguments, first, last, flat.reshape(-1), lanes.reshape(-1), room.ctypes.data)
 
-    in_parts(count, count * elements // THREAD_ELEMENTS, make)
+    in_parts(count, int(min(count * elements // THREAD_ELEMENTS, memory.room() // room_bytes(pairs))), make)
     return HMatrices(flat, lanes)

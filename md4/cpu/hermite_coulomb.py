@@ -24,7 +24,7 @@ from md4.cpu.emit.vectors import (
     view,
 )
 from md4.cpu.emit.zeros import zeros_of
-from md4.cpu.groups import FIELD, PRIMITIVE, SAME, TASK, aligned_empty, structure_of
+from md4.cpu.groups import FIELD, PRIMITIVE, SAME, TASK, aligned_empty, lane_layout, structure_of
 from md4.cpu.h_matrices import BOTH
 from md4.cpu.integrals import cube_places, make_products, quartet_count, side_of_cube
 from md4.cpu.run import TASKS, THREAD_WORK, Lists, by_work, task_rows, task_sizes
@@ -121,6 +121,11 @@ def contract_r(kind):
     return Loop(contract_lanes, f"contract_{kind}", zeros_of_lanes=zeros_of(kind))
 
 
+def side_bytes(pairs):
+    """Bytes of a `Side` for one density matrix."""
+    return 16 * pairs.nherm * (pairs.nprim + LANES * lane_layout(pairs).vectors)
+
+
 class Side:
     """D and J of a whole list in the Hermite basis: by primitive pair, and in lanes, where they have the sign.
 
@@ -137,7 +142,7 @@ class Side:
         pairs, members, count = prepared.pairs, prepared.data.members, len(twice)
         self.density, self.j = (memory.zeros((count, pairs.nprim, pairs.nherm)) for _ in range(2))
         shape = count, len(members), pairs.nherm, LANES
-        self.lane_density, self.lane_j = (memory.watch(aligned_empty(shape)) for _ in range(2))
+        self.lane_density, self.lane_j = (memory.empty(shape, aligned_empty) for _ in range(2))
         self.lane_density[:] = self.lane_j[:] = 0.0
         rows, columns = pair_places(basis, pairs)
         values = twice[:, rows, columns].reshape(count, len(pairs), pairs.nab) * pair_weights(pairs)

@@ -104,10 +104,18 @@ def task_sizes(table, tasks):
     return lambda out: sizes_for(bra, ket, out)
 
 
-def sizes_of_pairs(bra, ket, out=0):
-    """`Sizes` for two `ShellPairs`."""
-    sides = ([[p.l], [p.nab], [len(functions_of(p)[0])], [h_elements(p)], [p.max_prim]] for p in (bra, ket))
-    return sizes_for(*map(np.array, sides), out)
+def sizes_of_pairs(bra, ket):
+    """The least `Sizes` for two `ShellPairs`."""
+    return sizes_of_lists([bra], [ket])
+
+
+def sizes_of_lists(bras, kets):
+    """The least `Sizes` for all of some `ShellPairs` with all of others."""
+    of_bras, of_kets = (
+        np.array([(p.l, p.nab, len(functions_of(p)[0]), h_elements(p), p.max_prim) for p in side]).T
+        for side in (bras, kets)
+    )
+    return sizes_for(np.repeat(of_bras, len(kets), axis=1), np.tile(of_kets, len(bras)), 0)
 
 
 def rows_at_once(nherm):

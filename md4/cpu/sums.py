@@ -8,9 +8,9 @@ from md4.cpu.emit.vectors import LANES
 from md4.cpu.fitting_forces import HostFittingForces
 from md4.cpu.forces import HostForces
 from md4.cpu.groups import Groups, aligned_empty, lane_layout, plain_layout
-from md4.cpu.h_matrices import make_h
+from md4.cpu.h_matrices import h_bytes, make_h, pieces
 from md4.cpu.hermite_coulomb import HostCoulomb
-from md4.cpu.run import WORK_SECONDS, Extent, OwnList, diagonal, run_lists, work_of
+from md4.cpu.run import WORK_SECONDS, Extent, OwnList, diagonal, run_lists, sizes_of_pairs, work_of
 from md4.cpu.threads import number_of_threads
 from md4.method.hermite_coulomb import hermite_bytes
 from md4.shells.schwarz import row_norms
@@ -89,13 +89,15 @@ class HostBounds:
 
     def take(self, prepared, place):
         """R_ab of all pairs of a prepared list from a place on, in pieces whose H matrices fit the memory."""
-        pairs, memory = prepared.pairs, self.backend.memory
-        share = H_SHARE * memory.room() / (self.backend.hermite_bytes(pairs) + 1)
-        size = max(1, int(min(len(pairs), len(pairs) * share)))
-        for first in range(0, len(pairs), size):
-            piece = pairs[first : first + size]
-            groups = Groups.of(piece, plain_layout(piece))  # a pair needs all of its primitives in the same lane here
-            self._take_piece(OwnList(piece, groups, make_h(piece, groups, memory)), place + first)
+        pairs, backend = prepared.pairs, self.backend
+        layout = plain_layout(pairs)  # a pair needs all of its primitives in the same lane here
+        for where in pieces(pairs, layout, H_SHARE * backend.memory.room()):
+            piece = pairs[where]
+            layout = plain_layout(piece)
+            need = h_bytes(piece, layout) + sizes_of_pairs(piece, piece).nbytes
+            backend.check_fits(need, "lists of shell pairs and the Schwarz bound of one pair of shells take")
+            groups = Groups.of(piece, layout)
+            self._take_piece(OwnList(piece, groups, make_h(piece, groups, backend.memory)), place + where.start)
 
     def _take_piece(self, piece, first):
         pairs, order = piece.pairs, piece.data.order
@@ -131,9 +133,14 @@ class HostDigest:
     def __init__(self, engine, survivors, densities, twice):
         # always the same layout, since the loop would be compiled for each one
         self.densities, self.twice = np.ascontiguousarray(densities), np.ascontiguousarray(twice)
-        self.backend, self.survivors, self.sums, self.quartets = engine.backend, survivors, {}, 0
-        self.ao_loc = engine.bra_basis.ao_loc
-        self.widest = int(np.diff(self.ao_loc).max())
+        self.backend, self.survivors, self.quartets, self.used = engine.backend, survivors, 0, set()
+        self.ao_loc, memory = engine.bra_basis.ao_loc, engine.backend.memory
+        lanes = (10 * int(np.diff(self.ao_loc).max()) ** 2 * LANES,)
+        # now, so that workspaces and H matrices have what is left
+        self.sums = [
+            (memory.empty(lanes, aligned_empty), memory.zeros(densities.shape), memory.zeros(twice.shape))
+            for _ in range(number_of_threads())
+        ]
 
     def begin(self, lists, keeps_all):
         """Nothing is needed of the lists."""
@@ -145,10 +152,7 @@ class HostDigest:
 
     def add(self, thread, items, tasks, lists, blocks):
         """Digests blocks to the sums of a thread."""
-        if thread not in self.sums:
-            memory = self.backend.memory
-            lanes = memory.watch(aligned_empty((10 * self.widest**2 * LANES,)))
-            self.sums[thread] = lanes, memory.zeros(self.densities.shape), memory.zeros(self.twice.shape)
+        self.used.add(thread)
         digest_blocks()(items, tasks, lists, blocks, self.densities, self.twice, *self.sums[thread])
 
     def end(self, lists, fetched=True):
@@ -158,7 +162,7 @@ class HostDigest:
     def result(self):
         """(X, Y), shapes (n_k, nao, nao) and (n_j, nao, nao)."""
         x, y = np.zeros(self.densities.shape), np.zeros(self.twice.shape)
-        for _, x_thread, y_thread in self.sums.values():
-            x += x_thread
-            y += y_thread
+        for thread in self.used:
+            x += self.sums[thread][1]
+            y += self.sums[thread][2]
         return x, y

@@ -27,7 +27,8 @@ from md4.gpu.h_layout import (
 from md4.gpu.kernels.groups import NO_LIMITS
 from md4.gpu.kernels.h_matrices import e_bytes, launch_h
 from md4.gpu.kernels.recurrence import launch_r
-from md4.gpu.pair_layout import RECORD
+from md4.gpu.kernels.thread_quartet import limits_of
+from md4.gpu.pair_layout import RECORD, slot_starts
 from md4.gpu.part_plans import part_plans
 from md4.gpu.paths import plans
 from md4.gpu.pool import ITEM_BYTES, bucket
@@ -43,7 +44,7 @@ from md4.method.operators import check_order
 from md4.plan import ListParts, chunks
 from md4.support.display import size_text
 from md4.support.log import log
-from md4.support.memory import host_memory, tensor_refusal
+from md4.support.memory import check_fits, host_memory, tensor_refusal
 
 # Share of the memory that may be used, of a block of a tensor, and most bytes of it; larger ones gain nothing.
 BLOCK_SHARE, BLOCK_BYTES = 0.2, 1 << 30
@@ -213,13 +214,24 @@ class GpuBackend:
         """Bytes that may be allocated."""
         return self.context.pool.left()
 
+    def check_fits(self, need, what, remedy="raise max_memory"):
+        """`check_fits` of `need` bytes more."""
+        check_fits(need, self.memory_left(), what, remedy)
+
     def held_bytes(self, nbytes):
         """Bytes that an array of so many bytes takes."""
         return bucket(nbytes) if nbytes else 0
 
     def hermite_bytes(self, pairs):
-        """Bytes of the H matrices of `pairs` as panels: no form takes more, but that of a thread a quartet can."""
-        return ITEM_BYTES * pairs.nprim * form_size(pairs, KET_FLAT)
+        """Bytes of the H matrices of `pairs` as panels, or in slots if these take more and a thread a quartet may."""
+        items, limits = pairs.nprim * form_size(pairs, KET_FLAT), limits_of(self.context.unit)
+        if pairs.nab <= limits.one_product_integrals and pairs.l <= limits.l and not pairs.derivatives:
+            items = max(items, slot_starts(pairs.start)[1] * form_size(pairs.facts, KET_ELEMENTS))
+        return ITEM_BYTES * items
+
+    def with_lists(self, least, basis, lists):
+        """The least workspace, which has the data of one pair of lists."""
+        return least
 
     def chunk_bytes(self, bra, ket):
         """Bytes of r and of (ab|q] (or sums of r) of one bra pair with one ket pair, both with the most primitives."""
@@ -230,7 +242,8 @@ class GpuBackend:
         chunk = max(self.chunk_bytes(bra, ket), self.chunk_bytes(ket, bra))
         records = sum(ITEM_BYTES * (p.nprim * (RECORD + p.nctr_a + p.nctr_b + 1) + 6 * p.npair + 1) for p in (bra, ket))
         # buffers are rounded up by an eighth at most
-        return (chunk + records + self.hermite_bytes(bra) + self.hermite_bytes(ket)) * 9 // 8 + (1 << 16)
+        panels = sum(ITEM_BYTES * p.nprim * form_size(p, KET_FLAT) for p in (bra, ket))
+        return (chunk + records + panels) * 9 // 8 + (1 << 16)
 
     def chunk_pairs(self, plan, bra, ket):
         """Pairs of a chunk: about CHUNK_BYTES, or half of what is left where that is less."""

@@ -4,6 +4,7 @@ Nothing here computes integrals, compiles, or accesses a device. A table shows w
 """
 
 from html import escape
+from math import ceil
 
 import numpy as np
 
@@ -26,6 +27,13 @@ def size_text(nbytes):
         if number >= 0.9995:
             return f"{number:.3g} {unit}" if number < 999.5 else f"{number:.0f} {unit}"
     return f"{nbytes:.0f} B"
+
+
+def least_text(nbytes):
+    """As `size_text`, but rounded up: so much is enough."""
+    nbytes = ceil(nbytes)
+    step = 10 ** max(0, len(str(nbytes)) - 3)
+    return size_text(-(-nbytes // step) * step)
 
 
 def cell(value):

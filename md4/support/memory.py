@@ -5,12 +5,13 @@ import resource
 import weakref
 from functools import cache
 from itertools import count
+from math import prod
 from pathlib import Path
 
 import numpy as np
 
 from md4.errors import ArgumentError, MemoryLimitError
-from md4.support.display import size_text
+from md4.support.display import least_text, size_text
 
 # Groups of version 1 without a limit report a number above this.
 NO_LIMIT = 1 << 60
@@ -45,7 +46,7 @@ def tensor_refusal(layout, need, limit, device=False):
     file = f"write to a file by out ({FILES.get(layout.aosym, 'numpy.memmap')})"
     return MemoryLimitError(
         f"the AO tensor of shape {layout.shape} takes {size_text(layout.nbytes)} and with the least workspace "
-        f"{size_text(need)}, but {size_text(max(0, limit))} may be used; raise max_memory, "
+        f"{least_text(need)}, but {size_text(max(0, limit))} may be used; raise max_memory, "
         f"{SMALLER.get(layout.aosym, '')}take parts by shls_slice, or "
         f"{'leave it on the host (device=False)' if device else file}."
     )
@@ -54,7 +55,7 @@ def tensor_refusal(layout, need, limit, device=False):
 def workspace_refusal(layout, need, limit):
     """The MemoryLimitError where there is memory for a tensor, but not for `need` bytes, the least workspace."""
     return MemoryLimitError(
-        f"the least workspace for the AO tensor of shape {layout.shape} takes {size_text(need)}, but "
+        f"the least workspace for the AO tensor of shape {layout.shape} takes {least_text(need)}, but "
         f"{size_text(max(0, limit))} may be used; raise max_memory."
     )
 
@@ -70,14 +71,14 @@ def host_memory():
 def check_fits(need, left, what, remedy="raise max_memory"):
     """MemoryLimitError if `need` bytes are more than are left; its message is `what`, both numbers, and a remedy."""
     if need > left:
-        raise MemoryLimitError(f"{what} {size_text(need)}, but {size_text(max(0, left))} may be used; {remedy}.")
+        raise MemoryLimitError(f"{what} {least_text(need)}, but {size_text(max(0, left))} may be used; {remedy}.")
 
 
 def host_array(shape, what):
     """A NumPy array for results; MemoryLimitError if the host has no memory for it."""
     need, left = 8 * int(np.prod(shape, dtype=object)), host_memory()
     if need > left:
-        raise MemoryLimitError(f"{what} take {size_text(need)}, but the host has {size_text(left)} of memory.")
+        raise MemoryLimitError(f"{what} take {least_text(need)}, but the host has {size_text(left)} of memory.")
     return np.empty(shape)
 
 
@@ -159,11 +160,16 @@ class HostMemory:
     ----------
     max_memory : float, optional
         Cap in MB. Without a cap nothing is counted.
+
+    Attributes
+    ----------
+    kept : list of md4.cpu.run.Workspace
+        Workspaces that wait for the next call. They go where an array does not fit beside them.
     """
 
     def __init__(self, max_memory=None):
-        self.cap = None if max_memory is None else int(max_memory * 1e6)
-        self.live, self.numbers = {}, count()
+        self.cap = None if max_memory is None else round(max_memory * 1e6)
+        self.live, self.numbers, self.kept = {}, count(), []
 
     @property
     def held(self):
@@ -178,16 +184,23 @@ class HostMemory:
             self.live[number] = array.nbytes if nbytes is None else nbytes
         return array
 
-    def empty(self, shape):
-        """An array of float64 that is counted; its contents are undefined."""
-        return self.watch(np.empty(shape))
+    def empty(self, shape, make=np.empty):
+        """An array of float64 that is counted; its contents are undefined, or what `make` gives it."""
+        if self.kept and 8 * prod(shape) > self.room():
+            self.kept.clear()
+        return self.watch(make(shape))
 
     def zeros(self, shape):
         """An array of zeros that is counted."""
-        return self.watch(np.zeros(shape))
+        return self.empty(shape, np.zeros)
+
+    @property
+    def kept_bytes(self):
+        """Bytes of the workspaces that are kept."""
+        return sum(array.nbytes for work in self.kept for array in work)
 
     def left(self):
-        """Bytes that can still be allocated."""
+        """Bytes that can still be allocated beside the workspaces that are kept."""
         return host_memory() if self.cap is None else min(host_memory(), self.cap - self.held)
 
     def room(self):

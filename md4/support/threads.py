@@ -28,12 +28,15 @@ class Share:
         except BaseException as error:
             self.error = error
         finally:
-            self.ended = True
+            self.work, self.ended = None, True  # this thread may hold the share for longer than the caller does
             self.running.release()
 
     def taken_back(self):
-        """Whether no thread has begun it, and none will."""
-        return self.owner.setdefault("is", "caller") == "caller"
+        """Whether no thread has begun it, and none will; a queue that still has it keeps nothing else alive."""
+        mine = self.owner.setdefault("is", "caller") == "caller"
+        if mine:
+            self.work = None
+        return mine
 
     def wait(self, begun=False):
         """Waits for its end; can be called again. Where no thread need have `begun`, it is taken back instead."""

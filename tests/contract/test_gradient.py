@@ -17,6 +17,7 @@ from nuclear_forces import (
     rows_of_atoms,
     symmetric,
 )
+from peaks import OBJECTS_MB, named, traced
 from places import EXAMPLES
 from pyscf import grad, gto, scf
 from solvers import solver
@@ -696,21 +697,24 @@ def test_the_same_bits(monkeypatch, two_threads):
 
 @pytest.mark.parametrize("method", ["gradient", "product_gradient", "derivative_jk"])
 def test_little_memory(method):
-    """It is refused, or enough."""
+    """It is refused with a larger number each time, until it is enough; never is there more than the cap."""
     mol = molecule(WATER, "cc-pvdz")
-    dm, messages = symmetric(mol.nao), []
-    for cap in np.geomspace(0.1, 50, 30):
-        try:
-            found = getattr(md4.JK(mol, backend="cpu", max_memory=cap), method)(dm)
-        except MemoryLimitError as error:
-            messages.append(str(error))
-        else:
-            break
-    assert abs(np.subtract(found, getattr(md4.JK(mol, backend="cpu"), method)(dm))).max() < 1e-12
-    assert messages
-    assert all("may be used; raise max_memory" in message for message in messages)
-    if method != "derivative_jk":
-        assert messages[-1].startswith("gradients of Basis(")  # the lists fit, the workspace does not
+    dm, caps, messages = symmetric(mol.nao), [0.05], []
+
+    def work(cap=None):
+        return np.array(getattr(md4.JK(mol, backend="cpu", max_memory=cap), method)(dm))
+
+    want = work()
+    while isinstance((found := traced(lambda: work(caps[-1])))[0], MemoryLimitError):
+        error, peak = found
+        messages.append(str(error))
+        assert peak < caps[-1] + OBJECTS_MB
+        assert "may be used; raise max_memory" in messages[-1]
+        caps.append(named(error))
+        assert caps[-1] > caps[-2]
+    assert abs(found[0] - want).max() < 1e-12
+    assert found[1] < caps[-1] + OBJECTS_MB
+    assert any("bounds of the derivatives" in message for message in messages)
 
 
 # arguments ------------------------------------------------------------------------------------------------------------

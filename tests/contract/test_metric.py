@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 from densities import random_densities
 from molecules import WATER, molecule
+from peaks import traced
 from pyscf import df, gto
 
 import md4
-from md4.contract.metric import MARGIN, Metric
+from md4.contract.metric import MARGIN, Metric, metric_bytes
 from md4.contract.metric_rows import inverse
 from md4.contract.three_centre import ThreeCentre
 from md4.cpu.algebra import HostAlgebra
@@ -92,6 +93,20 @@ def test_the_smallest_eigenvalue(smallest, doubtful):
     if doubtful:
         assert smallest / 5 < metric.doubt.smallest < 5 * smallest
         assert metric.doubt.functions[0] in np.argsort(-abs(q[:, 0]))[:3]
+
+
+@pytest.mark.parametrize("n", [20, 60, 300])
+def test_memory_of_eigenvectors(n):
+    """That of the matrix, of LAPACK and of W is what is checked beforehand."""
+    matrix = np.ones((n, n)) + np.diag(np.arange(n) > 0)  # singular
+    matrix[0] = matrix[:, 0] = 0.0
+
+    def work():
+        return Metric(matrix.copy(), HostAlgebra(make_backend("cpu", as_operator("coulomb"))))
+
+    assert work().size == n - 1
+    _, peak = traced(work)
+    assert 0.9 * metric_bytes(n) < 1e6 * peak < metric_bytes(n) + 20_000
 
 
 def test_long_range():

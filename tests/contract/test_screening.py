@@ -10,6 +10,7 @@ from molecules import WATER, molecule
 
 from md4 import Basis, Engine
 from md4.contract.screening import (
+    HEAD,
     ROUNDING,
     cut,
     diagonal_norms,
@@ -89,7 +90,7 @@ def test_lists_are_cut_by_their_primitives():
     for pairs in unique_pairs_by_class(basis):
         counts = np.multiply(*basis.nprims[pairs].T)
         one = pairs[[np.argmax(counts)]]
-        longest = engine.backend.hermite_bytes(shell_pairs(basis, one, 0))
+        longest = engine.backend.hermite_bytes(shell_pairs(basis, np.repeat(one, HEAD, axis=0), 0)) // HEAD
         for limit in (1, 3, 40):
             found = cut(engine, pairs, limit * longest)
             assert [n for piece in found for n in range(len(pairs))[piece]] == list(range(len(pairs)))

@@ -11,9 +11,12 @@ from pair_lists import add_block
 
 from md4.contract.slices import Cuts, halves, shells_of, slice_pairs
 from md4.contract.tensor import Request, add_slice, ao_tensor, block_work, cut_pieces, segmented, slice_target
+from md4.contract.workspace import HermiteStore
+from md4.cpu.h_matrices import BOTH
 from md4.cpu.targets import HostTensor
 from md4.engine import Engine
 from md4.method.scatter import SYMMETRIES
+from md4.plan import ListPair
 from md4.shells.basis import Basis
 
 NSHELL = 8
@@ -183,6 +186,17 @@ def test_shells_of_a_slice(basis):
     assert shells_of(basis, (0, 8), (4, 10)) == (2, 4)
     assert shells_of(basis, (2, 5), (0, 2)) == (2, 4)
     assert shells_of(basis, (2, 5), None) == (2, 5)
+
+
+def test_matrices_beyond_the_limit_are_dropped(engine, basis):
+    """Of a batch all may be made at once; none is forgotten, which would never be dropped."""
+    first, second, third = (engine.prepare([[n, n]]) for n in range(3))
+    store = HermiteStore(1, engine.backend)
+    for one, two in ((first, second), (second, third), (third, third)):
+        (batch,) = store.batches([ListPair(one, two, False)])
+        for side in batch[0][:2]:
+            side.h(BOTH)
+        assert [piece for piece in (first, second, third) if piece.h_bytes] == [*dict.fromkeys((one, two))]
 
 
 def test_halves(basis):

@@ -160,4 +160,4 @@ def test_workspaces_shrink_with_max_memory():
     result, lists = 8 * 36**2 * 5**4, 2 * (bra.pairs.nbytes + bra.data.nbytes)
     tight = engine(mol, max_memory=1e-6 * (need + result + lists + 0.5))
     np.testing.assert_array_equal(tight.compute(pairs, pairs), free.compute(pairs, pairs))
-    assert tight.backend.kept_bytes <= need < free.backend.kept_bytes
+    assert tight.backend.memory.kept_bytes <= need < free.backend.memory.kept_bytes

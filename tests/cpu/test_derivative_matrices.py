@@ -45,7 +45,7 @@ def test_h_of_derivatives_in_pieces(basis, case, monkeypatch):
     """A bra pair at a time."""
     jk, sizes = md4.JK(basis, backend="cpu", direct_scf_tol=0), []
 
-    def one_by_one(backend, pairs, share):
+    def one_by_one(pairs, layout, room):
         sizes.append(len(pairs))
         return [slice(n, n + 1) for n in range(len(pairs))]
 

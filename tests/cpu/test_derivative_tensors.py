@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from molecules import CENTRES, WATER, molecule, relative_error
 from mpmath import mp, mpf
+from peaks import OBJECTS_MB, named, traced
 from pyscf import gto, mcscf, scf
 
 import md4
@@ -232,6 +233,26 @@ WRONG = [
 def test_wrong_arguments(name, options, error, message):
     with pytest.raises(error, match=message):
         md4.intor(molecule(WATER, "sto-3g"), name, **{"backend": "cpu", **options})
+
+
+@pytest.mark.parametrize("basis", [SHELLS, "general contractions"], ids=["mixed", "general"])
+@pytest.mark.parametrize("name", ["int2e_ip1", "int3c2e_ip1", "int3c2e_ip2", "int2c2e_ip1", "int3c2e"])
+def test_the_least_memory_is_enough(name, basis):
+    """What the refusal names is enough, not much less is, and it is not exceeded."""
+    general = {"He": [[3, [1.0, 1.0], [0.4, 0.3], [0.2, 0.1]], [0, [1.0, 1.0]]]}
+    mol = molecule(ATOMS, basis) if basis is SHELLS else molecule("He 0 0 0; He 0 0 2", general)
+    shells = (0, 2) * (4 if name == "int2e_ip1" else int(name[3]))
+
+    def work(cap=None):
+        return md4.intor(mol, name, shls_slice=shells, backend="cpu", max_memory=cap)
+
+    want, (error, _) = work(), traced(lambda: work(1e-4))
+    least = named(error)
+    found, peak = traced(lambda: work(least))
+    np.testing.assert_allclose(found, want, rtol=0, atol=1e-13)
+    assert peak < least + OBJECTS_MB
+    with pytest.raises(MemoryLimitError):
+        work(0.97 * least)
 
 
 def test_limit_of_l():

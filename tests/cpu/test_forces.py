@@ -97,7 +97,8 @@ def test_batches_of_lists(exchange, monkeypatch):
     made = forces_of(jk)
     for share, batches in ((0.5, 1), (1e-9, len(made.lists))):
         monkeypatch.setattr("md4.cpu.forces.H_SHARE", share)
-        found = list(made.batches(jk.engine.backend, range(len(made.lists))))
+        _, batches_of_kets = made.divided_memory(jk.engine.backend, range(len(made.lists)))
+        found = list(batches_of_kets)
         assert [*chain.from_iterable(found)] == list(range(len(made.lists)))
         assert len(found) == batches
         assert abs(jk.gradient(dm, exchange=exchange) - want).max() < 1e-12

@@ -101,7 +101,7 @@ def test_many_tasks_and_threads_make_the_same(engine, lists, monkeypatch, two_th
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     monkeypatch.setattr("md4.cpu.run.TASKS", 40)
     monkeypatch.setattr("md4.cpu.run.ITEMS", 2)  # so that no thread takes all tasks at once
-    engine.backend.kept.clear()
+    engine.backend.memory.kept.clear()
     run_lists(engine.backend, all_pairs(lists), two)
     assert one.threads == {0}
     assert two.threads == {0, 1}
@@ -161,7 +161,7 @@ def test_bounds(engine, lists, same, tolerance):
 
 def test_progress_is_told(engine, lists, monkeypatch):
     monkeypatch.setattr("md4.cpu.run.ITEMS", 1)
-    engine.backend.kept.clear()
+    engine.backend.memory.kept.clear()
     told, pairs = [], all_pairs(lists)
     run_lists(engine.backend, pairs, Quartets(lists), report=told.append)
     every = by_work(pairs)
@@ -212,7 +212,7 @@ def test_the_least_workspace_is_enough(monkeypatch):
     small = Engine(mixed_basis(2), backend="cpu", max_memory=200)
     monkeypatch.setattr("md4.cpu.backend.WORKSPACE_SHARE", 0.0)
     np.testing.assert_array_equal(small.compute(TRIANGLE, TRIANGLE), expected)
-    (work,) = small.backend.kept
+    (work,) = small.backend.memory.kept
     assert sum(array.nbytes for array in work) <= sizes_of_pairs(pairs, pairs).nbytes
     assert len(work.out) == pairs.nab**2 * LANES
     assert work.state[STATE.quartets] == len(TRIANGLE) ** 2

@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 
@@ -17,6 +18,7 @@ from md4.cpu import threads
 from md4.cpu.targets import ListTensor
 from md4.cpu.threads import number_of_threads, run_all, run_threads
 from md4.engine import Engine
+from md4.support.threads import Share
 
 
 class FaultError(Exception):
@@ -156,6 +158,25 @@ def test_a_share_that_nobody_began_is_never_done(monkeypatch):
     run_share()
     assert set(work.taken) == {0}
     assert work.left == 20
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_share_that_has_ended_keeps_nothing(begun):
+    """A thread, or the queue of one that is busy, may have it for longer than the call lasts."""
+
+    def work(n):
+        assert n == 1
+
+    share, kept = Share(work, 1), weakref.ref(work)
+    if begun:
+        share.run()
+    else:
+        assert share.taken_back()
+    del work
+    assert kept() is None
+    if not begun:
+        share.run()
+    assert share.error is None
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7])

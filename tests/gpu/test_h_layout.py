@@ -6,7 +6,7 @@ from emulator import running
 
 import md4
 from md4.errors import UnsupportedError
-from md4.gpu.h_layout import BRA_FLAT, form_positions, row_bits
+from md4.gpu.h_layout import BRA_ELEMENTS, BRA_FLAT, KET_ELEMENTS, KET_FLAT, KET_SINGLES, form_positions, row_bits
 from md4.method.angular import nherm
 from md4.shells.shell_pairs import list_facts
 
@@ -38,6 +38,21 @@ def test_more_than_65536_function_pairs(gpu):
     turned = engine.compute([[2, 2]], PAIR).copy_to_host()
     for found in (ours, turned.transpose(1, 0, 4, 5, 2, 3)):
         np.testing.assert_allclose(found, right, rtol=0, atol=1e-13 * abs(right).max())
+
+
+@pytest.mark.parametrize("la, lb, nprim", [(0, 0, 1), (1, 1, 1), (2, 1, 4), (3, 0, 2)])
+@pytest.mark.parametrize("npair", [1, 40])
+def test_no_form_takes_more_than_is_reckoned_with(la, lb, nprim, npair):
+    """Also where pairs of few primitives are side by side with one of many, whose slots nothing fills."""
+    rng = np.random.default_rng(0)
+    shells = [md4.Shell(l, *rng.uniform(0.5, 1, (2, n)), np.zeros(3)) for l, n in ((la, nprim), (la, 1), (lb, nprim))]
+    pairs = [[0, 2], *[[1, 2]] * (npair - 1)]
+    with running():
+        engine = md4.Engine(md4.Basis(shells), backend="cuda")
+        prepared = engine.prepare(pairs)
+        for form in (BRA_ELEMENTS, KET_ELEMENTS, KET_SINGLES, BRA_FLAT, KET_FLAT):
+            h = prepared.h(form).array
+            assert h.itemsize * h.size <= engine.backend.hermite_bytes(prepared.pairs)
 
 
 def test_positions_of_many_rows():

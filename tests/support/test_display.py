@@ -64,6 +64,14 @@ def test_prepared_pairs_tell_what_is_kept(basis):
     assert "\n" not in repr(prepared)
 
 
+@pytest.mark.parametrize("nbytes, text", [
+    (0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1001, "1.01 kB"), (0.2, "1 B"), (815_001, "816 kB"), (999_001, "1 MB"),
+    (12_300_000, "12.3 MB"), (12_300_001, "12.4 MB"),
+])  # fmt: skip
+def test_the_least_memory_is_rounded_up(nbytes, text):
+    assert display.least_text(nbytes) == text
+
+
 def test_engine(basis):
     engine = md4.Engine(basis, backend="cpu", operator=("erf", 0.3), max_memory=50)
     shown = values(engine)
@@ -73,7 +81,7 @@ def test_engine(basis):
     assert "\n" not in repr(engine)
     engine.compute([[2, 0]], [[1, 0]])
     shown = values(engine)
-    assert shown["workspace kept"] == display.size_text(sum(a.nbytes for a in engine.backend.kept[0]))
+    assert shown["workspace kept"] == display.size_text(sum(a.nbytes for a in engine.backend.memory.kept[0]))
     assert int(shown["quartets side by side"]) == LANES
     assert int(shown["threads"]) >= 1
 

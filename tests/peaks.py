@@ -1,0 +1,28 @@
+"""What work takes by what Python and NumPy ask for, and the least memory that a refusal names."""
+
+import re
+import tracemalloc
+
+from md4.errors import MemoryLimitError
+
+# Python's own objects beside the arrays.
+OBJECTS_MB = 0.4
+# Of messages.
+UNITS = {"B": 1e-6, "kB": 1e-3, "MB": 1.0}
+
+
+def traced(work):
+    """(result, or the MemoryLimitError; most MB held meanwhile)."""
+    tracemalloc.start()
+    try:
+        return work(), tracemalloc.get_traced_memory()[1] * 1e-6
+    except MemoryLimitError as error:
+        return error, tracemalloc.get_traced_memory()[1] * 1e-6
+    finally:
+        tracemalloc.stop()
+
+
+def named(error):
+    """The memory in MB that a refusal says is needed: the largest before "but"."""
+    sizes = re.findall(r"([\d.]+) (B|kB|MB)\b", str(error).partition(", but ")[0])
+    return max(float(number) * UNITS[unit] for number, unit in sizes)
