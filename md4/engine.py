@@ -83,7 +83,7 @@ class PreparedPairs:
     def h_bytes(self):
         """Bytes of the H matrices that are kept for the whole list."""
         kept = self.whole._h, *(part._h for part in self.whole._parts.values())
-        return sum(h.itemsize * h.size for forms in kept for h in forms.values())
+        return sum(h.nbytes for forms in kept for h in forms.values())
 
     def drop(self):
         """Forgets the H matrices of the whole list and of its parts, whose memory goes back to the backend."""

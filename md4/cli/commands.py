@@ -203,8 +203,8 @@ def write_report(mol, path, **options):
     failed, skipped = [check.name for check in report.checks if check.passed is False], report.skipped
     made = len(report.checks) - len(skipped)
     print(f"{made} other checks made: {', '.join(failed) + ' failed' if failed else 'none failed'}")
-    with writing(str(path)):
-        write_page(path, page(report))
+    with writing(str(path)), replacing(path) as beside:
+        beside.write_text(page(report), encoding="utf-8", errors="backslashreplace")
     not_made = f", {len(skipped)} checks not made ({skipped[0].note})" if skipped else ""
     print(f"{report.verdict}{not_made}, see {path}")
     return 0 if report.passed else 1
@@ -216,12 +216,6 @@ def announce_missing():
 
     if load_oracle() is None:
         print(f"md4: the report will be incomplete, because {MISSING}.", file=sys.stderr)
-
-
-def write_page(path, text):
-    """Writes a page, completely or not at all."""
-    with replacing(path) as beside:
-        beside.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def run_warmup(args):

@@ -47,6 +47,11 @@ def density_fitting(
     return FittingTeam(basis, auxiliary, operator, numbers, ranks, store, cutoff, options)
 
 
+def of_first(name):
+    """The property of a `FittingTeam` that is one of its first worker."""
+    return property(lambda team: getattr(team.shares[0], name))
+
+
 class FittingTeam:
     """J and K by density fitting on several devices; with several processes, most methods are collective.
 
@@ -133,34 +138,11 @@ class FittingTeam:
 
     def _each(self, work):
         """[work(share) for the workers of this process], at the same time, each in a thread that is always the same."""
-        results = [None] * len(self.shares)
-
-        def one(n):
-            results[n] = work(self.shares[n])
-
-        run_each(len(self.shares), one, start=self.threads.start)
-        return results
+        return run_each(len(self.shares), lambda n: work(self.shares[n]), start=self.threads.start)
 
     # what a `DensityFitting` has
 
-    @property
-    def three(self):
-        """That of the first worker."""
-        return self.shares[0].three
-
-    @property
-    def engine(self):
-        """That of the first worker."""
-        return self.shares[0].engine
-
-    @property
-    def metric(self):
-        """Rows of W of the first worker."""
-        return self.shares[0].metric
-
-    @property
-    def nao(self):
-        return self.shares[0].nao
+    three, engine, algebra, metric, nao = map(of_first, ("three", "engine", "algebra", "metric", "nao"))
 
     @property
     def size(self):
@@ -231,10 +213,6 @@ class FittingTeam:
         return out
 
     # pairs of orbitals: what is made of all rows is made on the device of the first worker
-
-    @property
-    def algebra(self):
-        return self.shares[0].algebra
 
     def working(self):
         """As `DensityFitting.working`, on the device of the first worker."""

@@ -115,7 +115,7 @@ class JK(Gradients):
             Operator.from_omega(omega)  # an error now rather than at the first build
             self.direct_scf_tol = self._finest = checked_tolerance(direct_scf_tol)
             self._options, self._devices = {"backend": backend, "stream": stream, "max_memory": max_memory}, devices
-            return checked_molecule(mol)
+            return mol if isinstance(mol, Basis) else checked_mol(mol)
 
         self.reset(self.ranks.together(check))
 
@@ -370,11 +370,6 @@ def common_facts(basis):
 def checked_tolerance(tolerance):
     """`tolerance` as a float; ArgumentError if it is negative or not finite."""
     return checked_real("direct_scf_tol", tolerance, 0)
-
-
-def checked_molecule(mol):
-    """A molecule or a `Basis`; errors as in `md4.support.arguments.checked_mol`."""
-    return mol if isinstance(mol, Basis) else checked_mol(mol)
 
 
 def get_jk(

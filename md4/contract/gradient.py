@@ -391,19 +391,9 @@ class Gradients:
         return workers[0].forces
 
     def _compile_ahead(self, use, operator, rehearse, part):
-        """Compiles what is missing for a use, on the first rank of each node before the others.
-
-        `rehearse(backend, basis, finest)` asks for it; `part` and `use` are those of `md4.backends.Backend`.
-        """
+        """`Team.compile_for` a use; `rehearse(backend, basis, finest)` asks for what it needs."""
         basis, finest = self._frame.basis, self._finest * self._frame.sharpening
-
-        def compile_all():
-            for worker in self.team.workers:
-                with worker.engine.lock:
-                    backend = worker.backend.with_operator(operator)
-                    backend.compile_ahead(use, basis, lambda dry: rehearse(dry, basis, finest), self.progress, part)
-
-        self.ranks.together(lambda: self.ranks.once_a_node(compile_all))
+        self.team.compile_for(use, operator, lambda dry: rehearse(dry, basis, finest), self.progress, part)
 
     def _gradient(self, parts, omega, tolerance):
         """The gradient for a function of the operator that returns [(checked `Terms`, operator), ...]."""

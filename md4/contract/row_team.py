@@ -56,14 +56,12 @@ class RowTeam:
 
         Each is done in a thread of the device, always the same, that holds the lock of its engine.
         """
-        results = [None] * (len(self.engines) if count is None else count)
 
         def one(n):
             with self.engines[n].lock, self.algebras[n].working():
-                results[n] = work(n)
+                return work(n)
 
-        run_each(len(results), one, stop, self._threads.start)
-        return results
+        return run_each(len(self.engines) if count is None else count, one, stop, self._threads.start)
 
     def memory_left(self):
         """Bytes that each device may still allocate."""

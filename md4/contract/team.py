@@ -154,14 +154,12 @@ class Team:
 
     def each(self, work, stop=lambda: None):
         """[work(worker) for all workers], at the same time, each on its device."""
-        results = [None] * len(self.workers)
 
         def one(n):
             with self.workers[n].engine.lock:
-                results[n] = work(self.workers[n])
+                return work(self.workers[n])
 
-        run_each(len(self.workers), one, stop)
-        return results
+        return run_each(len(self.workers), one, stop)
 
     # pair lists
 
@@ -240,11 +238,16 @@ class Team:
             compile_ahead(BESIDE, progress)
             Team.of(Engine(self.basis, backend=backend.with_operator(Operator()))).rehearse(build, densities, finest)
 
+        self.compile_for(flags, build.operator, work, progress)
+
+    def compile_for(self, use, operator, work, progress, part=None):
+        """As `compile_ahead`, for any work with an operator; other arguments are those of `md4.backends.Backend`."""
+
         def compile_all():
             for worker in self.workers:
                 with worker.engine.lock:
-                    backend = worker.engine.with_operator(build.operator).backend
-                    backend.compile_ahead(flags, self.basis, work, progress)
+                    backend = worker.backend.with_operator(operator)
+                    backend.compile_ahead(use, self.basis, work, progress, part)
 
         self.ranks.together(lambda: self.ranks.once_a_node(compile_all))
 

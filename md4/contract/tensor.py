@@ -231,12 +231,23 @@ def add_slice(engine, request, layout, target, report=None):
     if backend.dry:
         pairs = one_of_each(pairs, lambda pair: (*map(facts, pair[:2]), backend.plan(*pair[:2])))
     log.debug("tensor %s of %d AOs: %d pairs of lists of shell pairs", request.aosym, engine.bra_basis.nao, len(pairs))
-    if report is not None:
-        pairs = [pair._replace(seconds=seconds_of(backend, pair)) for pair in pairs]
-    told = Share(sum(pair.seconds for pair in pairs), report)
-    for batch in HermiteStore(hermite_bytes, backend).batches(pairs):
-        target.take(batch, told.update if report is not None else None)
-    told.end()
+    batches = HermiteStore(hermite_bytes, backend).batches
+    if report is None:
+        for batch in batches(pairs):
+            target.take(batch)
+        return
+    pairs = [pair._replace(seconds=seconds_of(backend, pair)) for pair in pairs]
+    whole, left = sum(pair.seconds for pair in pairs), 1.0
+
+    def tell(seconds):
+        nonlocal left
+        share = min(seconds / whole if whole else 0.0, left)
+        left -= share
+        report(share)
+
+    for batch in batches(pairs):
+        target.take(batch, tell)
+    report(left)  # all is done, whatever was predicted
 
 
 def seconds_of(backend, pair):
@@ -244,31 +255,3 @@ def seconds_of(backend, pair):
     bra, ket = pair.bra.pairs, pair.ket.pairs
     quartets = len(bra) * (len(bra) + 1) / 2 if pair.same else len(bra) * len(ket)
     return quartets * min(backend.sums.seconds(bra, ket, 1), backend.sums.seconds(ket, bra, 1))
-
-
-class Share:
-    """Tells of predicted seconds as shares of all of them, which add up to 1.
-
-    Parameters
-    ----------
-    seconds : float
-        All of them.
-    report : callable or None
-        Is told how large a share more is done.
-    """
-
-    def __init__(self, seconds, report):
-        self.seconds, self.report, self.told = seconds, report, 0.0
-
-    def update(self, seconds):
-        """So many more seconds are done."""
-        self._tell(min(seconds / self.seconds if self.seconds else 0.0, 1.0 - self.told))
-
-    def end(self):
-        """All is done, whatever was predicted."""
-        self._tell(1.0 - self.told)
-
-    def _tell(self, more):
-        if self.report is not None:
-            self.report(more)
-            self.told += more

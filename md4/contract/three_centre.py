@@ -47,10 +47,8 @@ def tensor_request(basis, aosym, shls_slice, ranges):
 
     Raises
     ------
-    ArgumentError
-        The symmetry is unknown or the slice impossible.
-    UnsupportedError
-        The angular momenta add up to more than the highest order of the tables.
+    ArgumentError, UnsupportedError
+        As `md4.contract.tensor.Request.checked`.
     """
     two = len(ranges) == 2
     aosym = checked_choice("aosym", aosym, ("s1",) if two else tuple(THREE_CENTRE))

@@ -26,7 +26,7 @@ from md4.plan import ListPair, Plan
 from md4.shells.shell_pairs import shell_pair_lists, starts_of
 from md4.support.display import size_text
 from md4.support.locks import Lock
-from md4.support.memory import HostMemory, check_fits, check_out, tensor_refusal, workspace_refusal
+from md4.support.memory import HostMemory, check_fits, check_out, tensor_refusal
 
 # Bytes of all arrays of a primitive pair while `shell_pair_lists` decides which of them count.
 PRIMITIVE_BYTES = 400
@@ -172,8 +172,9 @@ class CpuBackend:
             raise DeviceError("device=True keeps the result on a GPU; it needs backend='cuda'.")
         if out is None:
             out = self.host_array(layout, least_block)
-        elif least_block > self.memory_left():
-            raise workspace_refusal(layout, least_block, self.memory_left())
+        else:
+            what = f"the least workspace for the AO tensor of shape {layout.shape} takes"
+            check_fits(least_block, self.memory_left(), what)
         derived = isinstance(layout, DerivativeLayout)
         name = "derivatives" if derived else warmup.scatter_name(layout.aosym)
         warmup.compile_ahead([*warmup.names_for("tensor", self.operator.kind), name], progress)

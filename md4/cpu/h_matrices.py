@@ -40,12 +40,10 @@ class HMatrices(NamedTuple):
     flat: np.ndarray
     lanes: np.ndarray
 
-    itemsize = 8
-
     @property
-    def size(self):
-        """Number of doubles."""
-        return self.flat.size + self.lanes.size
+    def nbytes(self):
+        """Bytes of both."""
+        return self.flat.nbytes + self.lanes.nbytes
 
 
 # Vectors of elements for which a further thread is worth waking.

@@ -174,15 +174,7 @@ def pieces(pairs):
 
 
 class HostCoulomb:
-    """D and J in the Hermite basis, in host memory; see `md4.backends.SumsTarget`.
-
-    Parameters
-    ----------
-    engine : md4.Engine
-    survivors : md4.contract.survivors.Survivors
-    twice : ndarray, shape (n, nao, nao)
-        D + D^T.
-    """
+    """D and J in the Hermite basis, in host memory; see `md4.backends.Sums.coulomb` and `md4.backends.SumsTarget`."""
 
     def __init__(self, engine, survivors, twice):
         self.backend, self.basis, self.survivors, self.twice = engine.backend, engine.bra_basis, survivors, twice

@@ -118,17 +118,7 @@ class HostBounds:
 
 
 class HostDigest:
-    """X and Y in host memory, which take whole lists; see `md4.backends.SumsTarget`.
-
-    Parameters
-    ----------
-    engine : md4.Engine
-    survivors : md4.contract.survivors.Survivors
-    densities : ndarray, shape (n_k, nao, nao)
-        The densities of X.
-    twice : ndarray, shape (n_j, nao, nao), n_j <= n_k
-        The D + D^T of Y.
-    """
+    """X and Y in host memory, which take whole lists; see `md4.backends.Sums.digest` and `md4.backends.SumsTarget`."""
 
     def __init__(self, engine, survivors, densities, twice):
         # always the same layout, since the loop would be compiled for each one

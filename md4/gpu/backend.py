@@ -3,6 +3,7 @@
 from copy import copy
 from functools import cache
 from math import prod
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -61,14 +62,9 @@ class HMatrices(NamedTuple):
     form: HForm
 
     @property
-    def size(self):
-        """Numbers."""
-        return self.array.size
-
-    @property
-    def itemsize(self):
-        """Bytes of each."""
-        return self.array.itemsize
+    def nbytes(self):
+        """Bytes of all."""
+        return self.array.size * self.array.itemsize
 
 
 @cache
@@ -92,20 +88,8 @@ class GpuBackend:
         self.operator, self.context = operator, DeviceContext(stream, max_memory, device)
         self.pair_maker = PairMaker(self.context)
 
-    @property
-    def lock(self):
-        """Held by the one thread that works on the context."""
-        return self.context.lock
-
-    @property
-    def stream(self):
-        """The context's stream."""
-        return self.context.stream
-
-    @property
-    def dry(self):
-        """Whether kernels are only noted."""
-        return self.context.dry
+    # the lock is held by the one thread that works on the context
+    lock, stream, dry = (property(attrgetter(f"context.{name}")) for name in ("lock", "stream", "dry"))
 
     @property
     def sums(self):
@@ -152,8 +136,8 @@ class GpuBackend:
         return collectives.place(self.context.device)
 
     def new_group(self):
-        """The identity of a new group."""
-        return collectives.new_identity()
+        """The identity of a new group, which its members need to find each other."""
+        return collectives.nccl().get_unique_id()
 
     def join(self, identity, number, size):
         """Becomes a member of a group."""

@@ -27,11 +27,6 @@ def place(device):
     return socket.gethostname(), bytes(address).partition(b"\0")[0].decode()
 
 
-def new_identity():
-    """What the members of a new group need to find each other."""
-    return nccl().get_unique_id()
-
-
 class Group:
     """One of several GPUs that add up what they have, each from a thread or a process of its own.
 
@@ -40,7 +35,7 @@ class Group:
     Parameters
     ----------
     identity
-        By `new_identity`, the same for all.
+        By `md4.gpu.backend.GpuBackend.new_group`, the same for all.
     number, size : int
         Of this member, counted from 0, and of all.
     stream

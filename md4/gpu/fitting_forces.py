@@ -105,27 +105,17 @@ class DeviceFittingForces(DeviceForces):
 
     Parameters
     ----------
-    basis : md4.Basis
-        From `Basis.joined`.
-    pairs : list
-        Objects with the attribute `prepared` of `md4.contract.screening.PairList`, of pairs.
-    blocks : list of list
-        The same of single shells, in blocks.
+    basis, pairs, blocks
+        As of `md4.cpu.fitting_forces.HostFittingForces`, whose `rows`, `edges` and `left_out` it has, too.
     bounds, of_prims : list of md4.shells.schwarz.GradientBounds
         Those of all pairs and all single shells, and of their primitive pairs.
 
     Attributes
     ----------
-    rows : ndarray of int64, shape (nsingle + 1,)
-        Where the functions of each single shell begin, and their number.
     blocks : list of range
         Numbers of the lists of single shells of each block.
-    edges : list of int
-        Where the single shells of each block begin, and their number.
     found : ndarray, shape (nshell, 3)
         Derivatives by the centres of the shells.
-    left_out : ndarray, shape (2,)
-        The sum of the bounds of what was left out, and the sum of their squares.
     """
 
     extent = None
@@ -142,23 +132,7 @@ class DeviceFittingForces(DeviceForces):
         self.found, self.left_out = np.zeros((basis.nshell, 3)), np.zeros(2)
 
     def add_three(self, backend, block, table, tolerance, response, part=0, parts=1):
-        """Adds sum Gamma3[ab, P] d(ab|P) for a block of single shells.
-
-        Parameters
-        ----------
-        backend : md4.gpu.backend.GpuBackend
-            For the operator.
-        block : int
-        table : device array, shape (nrow, ncol)
-            f_ab Gamma3 of the functions of the block and of all pairs; f_ab is 1 for pairs of a shell with itself, else
-            2.
-        tolerance : float
-            Blocks whose bounds are smaller are left out.
-        response : bool
-            Whether the centres of single shells move.
-        part, parts : int
-            What is to be done is divided into so many parts.
-        """
+        """Adds sum Gamma3[ab, P] d(ab|P) for a block of single shells; as for the CPU, with a table on the device."""
         singles, first = self.blocks[block], self.edges[block]
         places = {n: (self.lists[n].first_function, self.lists[n].first) for n in self.numbers}
         places |= {n: (int(self.lists[n].first_function - self.rows[first]), self.lists[n].first - first)

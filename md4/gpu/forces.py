@@ -168,12 +168,10 @@ class DeviceForces(ForceTasks, CoulombBounds):
 
     Parameters
     ----------
-    basis : md4.Basis
-    lists : list of md4.contract.screening.PairList
-    bounds, of_prims : list of md4.shells.schwarz.GradientBounds
-        Those of each list, and of the primitive pairs of each list.
-    beside
+    basis, lists, beside
         As of `ForceTasks`.
+    bounds, of_prims
+        As of `CoulombBounds`.
     """
 
     def __init__(self, basis, lists, bounds, of_prims, beside=()):

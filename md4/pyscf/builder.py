@@ -11,7 +11,7 @@ import weakref
 import numpy as np
 
 from md4.contract.densities import checked_densities
-from md4.contract.ranks import Alone, ranks_of
+from md4.contract.ranks import ranks_of
 from md4.contract.tensor import ao_tensor
 from md4.errors import MemoryLimitError, UnsupportedError
 from md4.method.operators import Operator
@@ -106,10 +106,7 @@ class Builder:
 
     def __getstate__(self):
         """Only the options. Device data are made again; a stream and a communicator belong to this process."""
-        options = {**self.options, "stream": None, "comm": None}
-        nothing = dict.fromkeys(("_jk", "_basis", "_made_for", "_tensor"))
-        kept = {"options": options, "mo_integrals": self.mo_integrals}
-        return {**kept, "ranks": Alone(), "solo": False, "lock": Lock(), **nothing}
+        return vars(Builder(self.mo_integrals, **self.options | {"stream": None, "comm": None}))
 
     def __repr__(self):
         options = self.options | {"comm": None if self.options["comm"] is None else self.ranks}

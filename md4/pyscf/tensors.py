@@ -7,7 +7,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from md4.contract.fitting_team import density_fitting
-from md4.contract.ranks import Alone, ranks_of
+from md4.contract.ranks import ranks_of
 from md4.errors import ArgumentError, BasisError
 from md4.method.operators import Operator
 from md4.shells.basis import Basis, fingerprint
@@ -72,8 +72,7 @@ class Tensors:
 
     def __getstate__(self):
         """Only the options. Tensors are made again; a stream and a communicator belong to this process."""
-        options, made = {**self.options, "stream": None, "comm": None}, {"auxmol": None, "made_for": None, "made": {}}
-        return {"options": options, "ranks": Alone(), "lock": Lock(), "replaces": self.replaces, **made}
+        return vars(Tensors(self.replaces, **self.options | {"stream": None, "comm": None}))
 
 
 def make_auxmol(mol, auxbasis):

@@ -141,18 +141,13 @@ def checked_mol(mol):
     UnsupportedError
         It is a periodic cell, which is recognised by the module of its class, without importing pyscf.pbc.
     """
-    if not isinstance(mol, type) and is_periodic(mol):
+    if any(cls.__module__.startswith("pyscf.pbc") for cls in type(mol).__mro__):
         raise UnsupportedError(
             f"{type(mol).__name__} of PySCF is periodic; md4 has the integrals of molecules only: {ONE_MOLECULE}."
         )
     if isinstance(mol, type) or not all(hasattr(mol, name) for name in ("_atm", "_bas", "_env", "bas_exp", "cart")):
         raise ArgumentError(f"mol must be a pyscf.gto.Mole, not {shown(mol)}; {way_to_mol(mol)}.")
     return mol
-
-
-def is_periodic(mol):
-    """Whether the class of `mol` is one of pyscf.pbc or derived from one."""
-    return any(cls.__module__.startswith("pyscf.pbc") for cls in type(mol).__mro__)
 
 
 def way_to_mol(mol):

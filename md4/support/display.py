@@ -73,11 +73,6 @@ def block(title, *parts):
     return f"<div><strong>{escape(title)}</strong>{''.join(parts)}</div>"
 
 
-def total_bytes(arrays):
-    """Bytes of arrays of any type with the attributes size and itemsize."""
-    return sum(a.size * a.itemsize for a in arrays)
-
-
 def basis_rows(basis):
     """(l, nprim, nctr, number of shells, number of AOs) of each kind of shell of a basis."""
     kinds = np.column_stack([basis.classes[:, 0], basis.nprims, basis.classes[:, 1]])
@@ -121,7 +116,7 @@ def pairs_html(pairs):
 
 def prepared_text(prepared):
     """One line about pairs that are prepared for a backend."""
-    forms = ", ".join(f"H as {form} {size_text(total_bytes([h]))}" for form, h in prepared.whole._h.items())
+    forms = ", ".join(f"H as {form} {size_text(h.nbytes)}" for form, h in prepared.whole._h.items())
     return f"PreparedPairs({prepared.pairs!r}, {prepared.backend.name!r}, {forms or 'no H yet'})"
 
 
@@ -132,7 +127,7 @@ def prepared_html(prepared):
         rows.append(("data of primitive pairs", size_text(prepared.data.nbytes)))
     if prepared.whole is not prepared:
         rows.append(("slice of a list, from pair", prepared.first))
-    rows += [(f"H[ab, p], form {form}", size_text(total_bytes([h]))) for form, h in prepared.whole._h.items()]
+    rows += [(f"H[ab, p], form {form}", size_text(h.nbytes)) for form, h in prepared.whole._h.items()]
     return block("PreparedPairs", facts(rows))
 
 
@@ -161,7 +156,7 @@ def list_rows(lists):
     return [
         (
             pairs_name(this.pairs), len(this), this.pairs.nprim, this.bound.max(initial=0.0),
-            this.bound.min(initial=np.inf), size_text(total_bytes(this.prepared.whole._h.values())),
+            this.bound.min(initial=np.inf), size_text(sum(h.nbytes for h in this.prepared.whole._h.values())),
         )
         for this in lists
     ]  # fmt: skip

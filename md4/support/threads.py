@@ -122,12 +122,17 @@ def start_new(n, function):
 
 
 def run_each(count, work, stop=lambda: None, start=start_new):
-    """Calls work(0), ..., work(count - 1) at the same time, each in a thread of its own, the first in the caller's.
+    """[work(0), ..., work(count - 1)], made at the same time, each in a thread of its own, the first in the caller's.
 
     If one of them fails, `stop()` should make the others return soon. Their errors are raised here, the first one of
     the first that has one. `start` may be that of a `Standing`.
     """
-    call = guarded(work, stop)
+    results = [None] * count
+
+    def made(n):
+        results[n] = work(n)
+
+    call = guarded(made, stop)
     shares = [Share(call, n) for n in range(1, count)]
 
     def work_here():
@@ -138,3 +143,4 @@ def run_each(count, work, stop=lambda: None, start=start_new):
             share.wait(begun=True)
 
     complete(shares, stop, work_here)
+    return results

@@ -5,15 +5,14 @@ no integral is small by cancellation. Errors are relative to the largest element
 """
 
 from dataclasses import dataclass
-from functools import cache
 from itertools import product
 
 import numpy as np
 
 from md4.engine import Engine
 from md4.method import operators
-from md4.method.angular import cartesian_triples, component_coefficients
 from md4.method.operators import Operator
+from md4.method.rotations import component_rotation
 from md4.shells.basis import Basis
 from md4.support.display import operator_text
 from md4.validation.arbiter import MISSING, as_quartet, load_oracle
@@ -177,20 +176,11 @@ def rotated(basis, ls, backend):
     """The block at rotated centres, with its components rotated back."""
     turn = rotation_matrix()
     block = quartet_block(quartet_basis(ls, CENTRES @ turn.T), backend)
-    return [np.einsum("abcd,Aa,Bb,Cc,Dd->ABCD", block, *(component_rotation(l) for l in ls), optimize=True)]
+    back = (component_rotation(l, True, turn.T) for l in ls)
+    return [np.einsum("abcd,Aa,Bb,Cc,Dd->ABCD", block, *back, optimize=True)]
 
 
 def rotation_matrix():
     """A proper rotation that mixes all axes."""
     q, _ = np.linalg.qr(np.random.default_rng(5).normal(size=(3, 3)))
     return q * np.sign(np.linalg.det(q))
-
-
-@cache
-def component_rotation(l):
-    """D with S_m(x) = sum_n D_mn S_n(R x), from values at random points."""
-    points = np.random.default_rng(l).normal(size=(200, 3))
-    c = component_coefficients(l, True)
-    places = points, points @ rotation_matrix().T
-    here, there = (np.prod(x[:, None] ** cartesian_triples(l), axis=2) @ c for x in places)
-    return np.linalg.lstsq(there, here, rcond=None)[0].T

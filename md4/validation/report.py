@@ -16,7 +16,6 @@ import os
 import platform
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
-from importlib import metadata
 from time import perf_counter
 
 import numpy as np
@@ -25,7 +24,7 @@ from md4.engine import make_backend
 from md4.method.operators import Operator
 from md4.shells.basis import Basis
 from md4.support.display import operator_text
-from md4.support.environment import gpus, versions
+from md4.support.environment import gpus, version, versions
 from md4.validation.arbiter import Ruling, rule, rule_on
 from md4.validation.fitting import fitting_basis, validate_fitting
 from md4.validation.identities import Check, contraction_checks, oracle_checks, symmetry_checks
@@ -205,9 +204,9 @@ def device_facts(backend):
     made = make_backend(backend, Operator.coulomb())
     rows = [("backend", made.name), *((f"GPU {i}", text) for i, text in enumerate(found))]
     rows += [("processor", processor()), ("CPU threads", os.cpu_count()), ("system", platform.platform())]
-    rows += [(name, version or "not installed") for name, version in versions().items()]
-    rows += [("mpmath", mpmath_version()), ("written", datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"))]
-    return rows
+    software = versions() | {"mpmath": version("mpmath")}
+    rows += [(name, installed or "not installed") for name, installed in software.items()]
+    return [*rows, ("written", datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"))]
 
 
 def processor():
@@ -217,11 +216,3 @@ def processor():
             return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
-
-
-def mpmath_version():
-    """The version of mpmath, with which the oracle computes."""
-    try:
-        return metadata.version("mpmath")
-    except metadata.PackageNotFoundError:
-        return "not installed"

@@ -316,18 +316,12 @@ def launch_half_exchange(context, aos, ab, cd, shells, hermite, u, limits, densi
 
     Parameters
     ----------
-    aos : tuple of Buffer
-        First AOs of the bra and of the ket list.
-    ab, cd : md4.engine.PreparedPairs
-        Slices of both.
+    aos, ab, cd, u, limits
+        As for `md4.gpu.kernels.reverse_sums.launch_reverse`.
     shells : tuple
         Fields of `Members` of the whole ket list.
     hermite : ListFacts
         The Hermite functions p.
-    u : Buffer
-        U of the chunk.
-    limits : Buffer of int32
-        With how many ket pairs, the first of their list, each bra pair of its list counts.
     density : Buffer
         D, nao by nao.
     w : tuple

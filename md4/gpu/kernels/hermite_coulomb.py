@@ -91,17 +91,7 @@ class Rows(NamedTuple):
 
 
 class Side(NamedTuple):
-    """A range of the places of a degree, with the Hermite densities and sums of all of them.
-
-    Attributes
-    ----------
-    first, count : int64
-    d : float64 array
-    j : int64 array
-        In fixed point.
-    scales : float64 array
-        Those of j; see `md4.gpu.kernels.hermite_scales`.
-    """
+    """`count` places of a degree from `first` on; the arrays are those of `coulomb_threads.OrderedSide`."""
 
     first: i64
     count: i64

@@ -224,17 +224,11 @@ def launch_reverse_lanes(context, operator, plan, ab, cd, gamma, shells, hermite
     ----------
     operator : md4.method.operators.Operator
     plan : LanePlan
-    ab, cd : md4.engine.PreparedPairs
-        A slice of the bra list, and the ket list.
     gamma : Buffer
         Of the shell quartets, side by side in tiles.
     shells : int
         How many shell quartets there are.
-    hermite : ListFacts
-        The Hermite functions of the bra.
-    kets, z : tuple
-        Fields of `md4.gpu.kernels.reverse_fused.KetPrimitives` and `ReverseSums`.
-    parts, each : int
+    ab, cd, hermite, kets, z, parts, each
         As for `md4.gpu.kernels.reverse_fused.launch_reverse_fused`.
     """
     ket, l = cd.facts, hermite.l

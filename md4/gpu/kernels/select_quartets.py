@@ -260,10 +260,8 @@ def launch_select(context, candidates, starts, row, places, shells, rule, out):
         As in `Rows`; the first one may be any number.
     row : int
         Number of the first bra pair in its list.
-    places : tuple of int
-        Where both lists begin in the tables.
-    shells : tuple of int
-        (first c, number of c, first d, number of d) of the ket list.
+    places, shells : tuple of int
+        As of `md4.plan.QuartetRows`.
     rule : tuple of float
         Fields of `Rule`.
     out : Selected

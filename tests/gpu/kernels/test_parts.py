@@ -123,7 +123,7 @@ def test_parts_of_lists():
         h = [side.h(plans[0].bra_form) for side in (bra, odd, bra.part(0, 0), piece)]
         assert h[1] is h[3]
         assert len({this.array.pointer for this in h}) == 3
-        assert bra.h_bytes == sum(8 * this.size for this in h[:3])
+        assert bra.h_bytes == sum(8 * this.array.size for this in h[:3])
         bra.drop()
         assert bra.h_bytes == 0
         assert odd.h(plans[0].bra_form) is not h[1]
