@@ -59,7 +59,7 @@ class Builder:
 
         found = fingerprint(mol)
         if found != self._made_for:
-            self._jk = None  # frees its memory first
+            self._jk = self._made_for = None  # frees its memory first; nothing is there if it fails
             self._basis = self.ranks.together(lambda: Basis.from_mol(mol))  # which stays when `mol` is moved
             self._jk, self._made_for = JK(self._basis, omega=0.0, **self.options), found
             made(self._jk)

@@ -325,10 +325,11 @@ class DF(OrbitalRows):
                 yield other
             return
         mol, auxmol = self.mol, self._md4_auxmol()
-        before = mol.omega, auxmol.omega
-        mol.omega = auxmol.omega = 0 if omega is None else omega
+        before, omega, other = (mol.omega, auxmol.omega), 0 if omega is None else omega, self.copy()
+        other._dataname = f"{self._dataname}-lr/{omega:.6f}"  # in a file that is wanted, as PySCF's
+        mol.omega = auxmol.omega = omega
         try:
-            yield self.copy()
+            yield other
         finally:
             mol.omega, auxmol.omega = before
 

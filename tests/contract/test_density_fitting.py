@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from densities import random_densities
 from molecules import WATER, molecule
-from pyscf import df, scf
+from pyscf import df, lib, scf
 
 import md4
 from md4.contract.density_fitting import DensityFitting
@@ -75,6 +75,13 @@ def test_symmetry_is_seen(ours, water):
     """Whatever the caller says of it; a wrong hermi must not give a wrong K."""
     dm = random_densities(water, 0)
     assert_same(ours.get_jk(dm, 1), ours.get_jk(dm, 0), 1e-14)
+
+
+def test_a_small_antisymmetric_part(ours, water):
+    """That of K is there as well, unless it is a rounding error."""
+    dm, odd = (random_densities(water, hermi, 2)[0] for hermi in (1, 2))
+    k = ours.get_jk(dm + 1e-8 * odd, 0)[1]
+    assert abs((k - k.T) / 2 - 1e-8 * ours.get_jk(odd, 2)[1]).max() < 1e-12
 
 
 def test_orbitals(ours, theirs, water):
@@ -160,6 +167,29 @@ def test_cutoff(theirs):
         assert made.three.ncol < fitting(mol, "cc-pvdz-ri", cutoff=0).three.ncol
         assert_same(made.get_jk(dm), reference.get_jk(dm))
         assert abs(made.rows(0, made.size) - reference._cderi).max() < 1e-10
+
+
+@pytest.mark.parametrize("store", ["device", "host", "direct"])
+def test_memory_that_nobody_has_written(store, monkeypatch):
+    """Pairs of distant shells are left out: there are zeros, whatever was in the memory before."""
+    mol, empty = molecule("H 0 0 0; F 0 0 0.9; H 0 0 40", "6-31g"), HostAlgebra.empty
+
+    def poisoned(algebra, shape):
+        array = empty(algebra, shape)
+        array[...] = np.nan
+        return array
+
+    for name in ("empty", "host_table"):
+        monkeypatch.setattr(HostAlgebra, name, poisoned)
+    fit, fitted = fitting(mol, store=store), df.DF(mol, AUXILIARY)
+    assert fit.three.ncol < mol.nao * (mol.nao + 1) // 2
+    for hermi in (0, 1):
+        dm = random_densities(mol, hermi, 2)
+        assert_same(fit.get_jk(dm, hermi), fitted.get_jk(dm, hermi))
+    assert_same([fit.rows(0, fit.size)], [fitted.build()._cderi])
+    left, right = (np.random.default_rng(0).normal(size=(mol.nao, n)) for n in (2, 3))
+    made, whole = fit.mo_rows(left, right), lib.unpack_tril(fitted._cderi)
+    assert_same([made], [np.einsum("qij,ia,jb->qab", whole, left, right)])
 
 
 def test_auxiliary_functions_elsewhere(water):
@@ -328,6 +358,7 @@ def test_the_log_tells_the_store(water, caplog):
     ({"store": "disk"}, "store 'disk' is unknown"),
     ({"cutoff": -1}, "cutoff must be"),
     ({"backend": "gpu"}, "backend 'gpu'"),
+    ({"operator": ("yukawa", 0.4)}, "a cutoff needs one of the operators coulomb, erf, erfc, not yukawa"),
 ])  # fmt: skip
 def test_bad_options(water, options, match):
     with pytest.raises(md4.ArgumentError, match=match):

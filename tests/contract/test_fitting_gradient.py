@@ -157,6 +157,21 @@ def test_differences_of_energies(omega, auxbasis, how, monkeypatch):
     assert (abs(without - found).max() > 1e-9) == (how == "eigenvectors")
 
 
+def test_turning_of_eigenvectors_with_several_densities(monkeypatch):
+    """Its part of J has the factor of each density: it is once there for two spins, whose densities have none."""
+    monkeypatch.setattr(HostAlgebra, "cholesky", lambda *args: None)
+    mol = molecule(WATER, "6-31g")
+    auxmol, dm = df.make_auxmol(mol, "cc-pvdz-jkfit"), symmetric(mol.nao)
+    gradient = FittingGradient(fitting(mol, auxmol, 0.4))
+
+    def run(dm, *factors):
+        return of_atoms(mol, auxmol, gradient.fitting, gradient.run(dm, *factors))
+
+    one = run(dm, 0.6, 0.7)
+    assert abs(run(np.stack([dm / 2, dm / 2]), 0.6, 0.7) - one).max() < 1e-12 * abs(one).max()
+    assert abs(0.6 * run(dm, 1.0, 0.0) + run(dm, 0.0, 0.7) - one).max() < 1e-12 * abs(one).max()
+
+
 def test_eigenvectors_that_are_left_out(monkeypatch):
     """They and those that stay are all, with the eigenvalues of both."""
     monkeypatch.setattr(HostAlgebra, "cholesky", lambda *args: None)

@@ -126,6 +126,18 @@ def test_density_difference(backend):
     assert max(abs(a - b).max() for a, b in zip(ours, theirs(mol, dm + change))) < TOLERANCE
 
 
+def test_update_with_other_options(backend):
+    """It starts from zero: the last J and K may be those of another operator, or not be there."""
+    mol = molecule(WATER, "6-31g").copy()
+    jk, dm = md4.JK(mol, backend=backend), random_densities(mol)[0]
+    for options in ({}, {"omega": 0.3}, {"with_j": False}, {"with_k": False}, {"hermi": 0}, {}):
+        for mine, right in zip(jk.update(dm, **options), jk.get_jk(dm, **options)):
+            assert (mine is None) == (right is None)
+            assert mine is None or abs(mine - right).max() < TOLERANCE
+    mol.omega = 0.3
+    assert max(abs(a - b).max() for a, b in zip(jk.update(dm), theirs(mol, dm))) < TOLERANCE
+
+
 def test_an_interrupted_reset_leaves_one_molecule_or_the_other():
     """At any line: all that the object knows is of the same molecule, also the density of which `update` makes use."""
     one, two = (molecule(f"H 0 0 0; H 0 0 {r}", "6-31g") for r in (0.7, 0.9))

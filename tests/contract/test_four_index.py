@@ -14,6 +14,7 @@ from md4.contract import four_index
 from md4.contract.four_index import FourIndex, Side
 from md4.contract.row_team import RowTeam
 from md4.contract.tensor import ao_tensor
+from md4.cpu.algebra import HostAlgebra
 from md4.errors import MemoryLimitError
 from md4.shells.basis import Basis
 from md4.shells.shell import Shell
@@ -84,6 +85,22 @@ def test_high_angular_momenta(backend, pure):
     basis = Basis([Shell(l, [1.3 + 0.2 * l, 0.4], [[0.6], [0.5]], CENTRES[n]) for l, n in shells], pure=pure)
     p, q, r = sets(basis.nao, 3, 6, 4)
     compare(md4.Engine(basis, operator=("erfc", 0.3), backend=backend), Side(p, q), Side(r, r, compact=True))
+
+
+def test_memory_that_nobody_has_written(monkeypatch):
+    """Pairs of distant shells are left out: there are zeros, whatever was in the memory before."""
+    empty = HostAlgebra.empty
+
+    def poisoned(algebra, shape):
+        array = empty(algebra, shape)
+        array[...] = np.nan
+        return array
+
+    engine = md4.Engine(Basis.from_mol(molecule("He 0 0 0; He 0 0 40", "6-31g")), backend="cpu")
+    for name in ("empty", "host_table"):
+        monkeypatch.setattr(HostAlgebra, name, poisoned)
+    one, two, three, four = sets(4, 2, 1, 2, 3)
+    compare(engine, Side(one, two), Side(three, four))
 
 
 @pytest.mark.parametrize("compact", [False, True])

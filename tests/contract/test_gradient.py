@@ -80,10 +80,10 @@ def test_gradient(mol, jk, coulomb, exchange, count, omega):
 @pytest.mark.parametrize("count", [None, 2], ids=["closed shell", "two spins"])
 @pytest.mark.parametrize("coulomb, exchange, factor, omega", [
     (1.0, 0.19, 0.46, 0.0), (1.0, 0.25, -0.25, 0.0), (1.0, 0.0, 1.0, 0.0), (0.0, -0.5, 1.5, 0.0), (0.7, 0.0, 0.0, 0.0),
-    (1.0, 0.19, 0.46, 0.2),
+    (1.0, 0.19, 0.46, 0.2), (1.0, 0.25, -0.25, 0.2),
 ])  # fmt: skip
 def test_long_range(mol, jk, coulomb, exchange, factor, omega, count):
-    """CAM-B3LYP, HSE06, long-range corrected functionals and others; the last one with another operator than 1/r."""
+    """CAM-B3LYP, HSE06, long-range corrected functionals and others; the last two with another operator than 1/r."""
     dm = symmetric(mol.nao, count)
     want = forces_by_pyscf(mol, dm, coulomb, exchange, omega) + forces_by_pyscf(mol, dm, 0.0, factor, 0.4)
     assert abs(jk.gradient(dm, coulomb, exchange, omega, long_range=(0.4, factor)) - want).max() < CLOSE
@@ -167,6 +167,23 @@ def test_many_contracted_functions(cart):
         assert abs(of_shells[rows].sum(axis=0) - jk.gradient(dm)[atom]).max() < 1e-12
     mol.set_geom_("H 0 0 0; F 0 0.3 1.1")
     assert abs(jk.gradient(dm) - forces_by_pyscf(mol, dm)).max() < CLOSE
+
+
+def test_many_contracted_functions_in_another_order():
+    """A function of other primitives stands between four that share theirs, which come together where it is split off.
+    """
+    rows = [[30.0, 0.3, 0.0, 0.1, -0.2, 0.5], [2.0, 0.5, 0.0, -0.2, 0.4, 0.1], [0.5, 0.4, 0.0, 0.9, 0.3, 0.2],
+            [0.2, 0.1, 0.0, 0.1, 0.3, 0.6], [0.7, 0.0, 1.0, 0.0, 0.0, 0.0]]  # fmt: skip
+    mol = molecule("H 0.1 0.2 0; F 0 0.1 0.9", {"F": [[0, *rows], [1, [0.8, 1.0]]], "H": [[0, *rows]]})
+    dm, jk = symmetric(mol.nao), md4.JK(mol, backend="cpu")
+    assert jk._on_primitives() is not None
+    assert list(jk._frame.order) != sorted(jk._frame.order)
+    assert abs(jk.gradient(dm) - forces_by_pyscf(mol, dm)).max() < CLOSE
+    of_shells = md4.JK(Basis.from_mol(mol), backend="cpu").gradient(dm)
+    assert abs(of_shells[1:].sum(axis=0) - jk.gradient(dm)[1]).max() < 1e-12
+    general = any_matrices(mol.nao, 2)
+    for mine, theirs in zip(jk.derivative_jk(general), derivatives_of_jk(mol, general)):
+        assert abs(mine - theirs).max() < CLOSE
 
 
 def test_densities_of_both_spins(backend):
@@ -581,7 +598,7 @@ def test_errors_of_erfc_are_bounded():
     check_errors(waters(2, "sto-3g"), {"omega": -0.3})
 
 
-@pytest.mark.parametrize("exchange, factor", [(0.2, -1.0), (-1.0, 0.3)])
+@pytest.mark.parametrize("exchange, factor", [(0.2, -1.0), (-1.0, 0.3), (1e-3, 1.0)])
 def test_errors_of_long_range_exchange_are_bounded(exchange, factor):
     """Both factors of the operator, at short and at long distances, count in bounds, whatever their signs."""
     check_errors(waters(2, "sto-3g"), {"exchange": exchange, "long_range": (0.4, factor)})
@@ -741,6 +758,7 @@ def test_little_memory(method):
     (lambda jk, d: jk.product_gradient([d, d], coulomb=[1, 2, 3]), "coulomb must be a number or 2 numbers"),
     (lambda jk, d: jk.product_gradient(d, exchange=np.nan), "exchange"),
     (lambda jk, d: jk.product_gradient(d, 1j * d), "real density matrices"),
+    (lambda jk, d: jk.product_gradient(1j * d, d), "real density matrices"),
     (lambda jk, d: jk.derivative_jk(1j * d), "real density matrices"),
     (lambda jk, d: jk.derivative_jk(d, hermi=3), "hermi"),
     (lambda jk, d: jk.derivative_jk(d, with_j="yes"), "with_j"),

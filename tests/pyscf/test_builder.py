@@ -106,6 +106,17 @@ def test_tensor_of_a_moved_molecule(water):
     assert mf.reset()._eri is None
 
 
+def test_a_molecule_that_is_refused_leaves_no_trace(rhf, water):
+    """What builds J and K of the one before is made again."""
+    dm = density(water.nao)
+    wanted = rhf.get_jk(water, dm, omega=0.3)
+    high = molecule("He 0 0 0", {"He": [[9, [1.0, 1.0]]]})
+    with pytest.raises(md4.UnsupportedError, match="beyond the limit"):
+        rhf.get_jk(high, np.eye(high.nao))
+    assert rhf.md4_jk.basis.nao == water.nao
+    assert_same(rhf.get_jk(water, dm, omega=0.3), wanted)
+
+
 def test_copies_share_it(rhf, water):
     """And give it back with the last of them."""
     twin, dm = rhf.copy(), density(water.nao)
@@ -115,6 +126,18 @@ def test_copies_share_it(rhf, water):
     assert rhf.to_uhf()._eri is rhf._eri
     rhf._eri = twin._eri = None
     assert rhf._md4._tensor() is None
+
+
+def test_a_copy_keeps_that_of_another_geometry(water):
+    """Then the tensor of the molecule as it is is made, although that of before is still there."""
+    mol = water.copy()
+    mf, dm = md4.attach(scf.RHF(mol), backend="cpu"), density(mol.nao)
+    mf.get_jk(dm=dm)
+    twin = mf.copy()
+    mol.set_geom_(mol.atom_coords() * 1.1, unit="Bohr")
+    wanted = scf.hf.dot_eri_dm(mol.intor("int2e"), dm)
+    for this in (mf, twin):
+        assert_same(this.get_jk(dm=dm), wanted)
 
 
 def test_integrals_of_the_user_are_still_refused(rhf, water):
@@ -127,6 +150,13 @@ def test_integrals_of_the_user_are_still_refused(rhf, water):
     rhf._eri = None
     rhf.get_jk(dm=dm)
     assert md4.detach(rhf)._eri is None
+
+
+def test_correlation_energy_of_integrals_of_the_user(rhf):
+    """Those of PySCF's MP2, in which (ia|jb) stand twice."""
+    once = md4.attach(rhf.run().MP2()).run().e_corr
+    rhf._eri = 2.0 * np.asarray(rhf._eri)
+    assert abs(md4.attach(rhf.MP2()).run().e_corr - 4 * once) < 1e-9
 
 
 def test_densities_that_cannot_be_used(rhf, water):

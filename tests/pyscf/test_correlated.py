@@ -150,6 +150,17 @@ def test_integrals_of_other_frozen_orbitals(frozen):
         found.kernel(eris=eris)
 
 
+def test_energies_of_orbitals_that_are_given(plain):
+    """They take the place of those of the object; not with frozen orbitals, whose number would not be theirs."""
+    shifted = np.asarray(plain.mo_energy) + np.linspace(-0.1, 0.1, 13)
+    want = mp.MP2(plain).set(verbose=0).kernel(mo_energy=shifted)[0]
+    mf = ours(plain)
+    with sentinel():
+        assert abs(md4.attach(mp.MP2(mf)).set(verbose=0).kernel(mo_energy=shifted)[0] - want) < CLOSE
+    with pytest.raises(AssertionError):  # PySCF's
+        md4.attach(mp.MP2(mf, frozen=1)).set(verbose=0).kernel(mo_energy=shifted)
+
+
 def test_natural_orbitals():
     plain = own()
     frozen, orbitals = mp.MP2(plain).run().make_fno(thresh=1e-3)
@@ -352,16 +363,17 @@ def test_integrals_of_a_molecule():
     def made():
         return ao2mo.general(mol, (a, b, b, b)), ao2mo.full(mol, a, aosym="s1"), mol.ao2mo(a, compact=False)
 
-    def derivatives():
-        return ao2mo.full(mol, a, intor="int2e_ip1", aosym="s1", comp=3)
+    def others():
+        return [ao2mo.full(mol, a, intor=name, aosym="s1", comp=n) for name, n in (("int2e_ip1", 3), ("int2e_pp1", 1))]
 
-    want, same_bits = made(), derivatives()
+    want, same_bits = made(), others()
     mf = md4.attach(mol.RHF(), backend="cpu")
     with sentinel():
         found = made()
     for one, other in zip(found, want, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-11)
-    np.testing.assert_array_equal(derivatives(), same_bits)
+    for one, other in zip(others(), same_bits, strict=True):
+        np.testing.assert_array_equal(one, other)
     assert responsible_for(mol, a) is not None
     assert responsible_for(mol, a + 0j) is None
     for wrong in (a[:10], np.vstack([a, a])):

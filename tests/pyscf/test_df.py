@@ -164,6 +164,14 @@ def test_omega(ours, theirs, water, omega):
     assert set(ours._md4.made) == {omega}
 
 
+def test_an_error_within_range_coulomb(ours, water):
+    """The operators of both molecules are those from before."""
+    ours.build()
+    with pytest.raises(md4.ArgumentError, match="shape"), ours.range_coulomb(0.3) as fit:
+        fit.get_jk(np.eye(2))
+    assert water.omega == ours.auxmol.omega == 0
+
+
 def test_reset_and_another_geometry(ours, water):
     dm, before = density(water.nao), ours._md4_fitting()
     assert ours._md4_fitting() is before
@@ -239,6 +247,36 @@ def test_what_else_is_in_the_file_stays(use, ours, theirs, tmp_path):
     (tmp_path / "mine.h5").unlink()
     ours.get_jk(np.eye(ours.mol.nao), omega=0.3)
     assert not (tmp_path / "mine.h5").exists()
+
+
+def test_a_file_that_is_asked_for_later(ours, theirs, tmp_path):
+    """`build` writes a tensor that is there already."""
+    ours.get_naoaux()
+    ours._cderi_to_save = str(tmp_path / "cderi.h5")
+    ours.build()
+    with h5py.File(ours._cderi_to_save) as file:
+        assert abs(file["j3c"][:] - theirs._cderi).max() < 1e-11
+
+
+def test_a_file_keeps_its_operator(ours, theirs, tmp_path):
+    """Within range_coulomb the tensor is another one. PySCF's goes to the file, too, but not to the same place."""
+    name = str(tmp_path / "cderi.h5")
+    ours._cderi_to_save = name
+    ours.build()
+    with ours.range_coulomb(0.3) as fit:
+        fit.get_naoaux()
+    with h5py.File(name) as file:
+        assert abs(file["j3c"][:] - theirs._cderi).max() < 1e-11
+
+
+@pytest.mark.parametrize("key", [
+    slice(3, 7), slice(-2, None), slice(9, 4), slice(None, None, 50), slice(7, 3, -1), 5, (slice(2, 4), 1), [0, 8], ...,
+], ids=str)  # fmt: skip
+def test_some_of_the_rows(ours, theirs, key):
+    """With all kinds of indices, as those of an array."""
+    found, wanted = ours._cderi[key], theirs._cderi[key]
+    assert np.shape(found) == np.shape(wanted)
+    assert abs(found - wanted).max(initial=0.0) < 1e-11
 
 
 def test_arithmetic_of_rows(ours, theirs):
