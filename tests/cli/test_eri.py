@@ -17,7 +17,7 @@ def test_what_does_not_fit_is_told_in_options(capsys):
     assert main([*arguments, "--max-memory", "1e4"]) == 2
     printed = capsys.readouterr()
     assert printed.err == (
-        "md4: the AO tensor of shape (1242, 1242, 1242, 1242) takes 19 TB and with the least workspace 19 TB, but "
+        "md4: the AO tensor of shape (1242, 1242, 1242, 1242) takes 19 TB and with the least workspace 19.1 TB, but "
         "10 GB may be used; use --aosym s4 or s8, or -o FILE, to which a large tensor goes row by row, or a larger "
         "--max-memory.\n"
     )

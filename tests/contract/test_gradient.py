@@ -17,10 +17,10 @@ from nuclear_forces import (
     rows_of_atoms,
     symmetric,
 )
-from peaks import OBJECTS_MB, named, traced
 from places import EXAMPLES
 from pyscf import grad, gto, scf
 from solvers import solver
+from traced_memory import OBJECTS_MB, named, traced
 
 import md4
 from md4.contract.gradient import energy_terms, separated

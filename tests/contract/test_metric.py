@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from densities import random_densities
 from molecules import WATER, molecule
-from peaks import traced
 from pyscf import df, gto
+from traced_memory import traced
 
 import md4
 from md4.contract.metric import MARGIN, Metric, metric_bytes

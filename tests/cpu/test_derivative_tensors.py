@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from molecules import CENTRES, WATER, molecule, relative_error
 from mpmath import mp, mpf
-from peaks import OBJECTS_MB, named, traced
 from pyscf import gto, mcscf, scf
+from traced_memory import OBJECTS_MB, named, traced
 
 import md4
 from md4.contract.derivatives import DerivativeRequest

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from molecules import WATER, molecule
-from peaks import OBJECTS_MB, named, traced
+from traced_memory import OBJECTS_MB, named, traced
 
 import md4
 from md4.errors import MemoryLimitError
