@@ -104,6 +104,9 @@ class Sums(Protocol):
     makes_forces: bool
     takes_bounds: bool
 
+    def copy_bytes(self, widest):
+        """Bytes that each copy takes besides J and K, for shells of at most `widest` functions."""
+
     def gains_by_plane(self, basis):
         """Whether builds take less time if all centres have the same x, y or z, so that planar molecules are turned."""
 

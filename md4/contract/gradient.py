@@ -365,10 +365,14 @@ class Gradients:
 
     def _most_missing(self, forces, densities):
         """What of a pair no list has adds at most to an element of J or K of derivatives, with any other pair."""
-        (size, derived), norms = (part.max() for part in self._unlisted), norms_of(self._frame.basis, densities)
-        own, largest = (max(getattr(of, name).max() for of in forces.bounds) for name in ("own", "largest"))
-        factor = 2 * sqrt(np.diff(self._frame.basis.ao_loc).max()) * norms.max(initial=0.0)
-        return factor * (derived * (own + size) + size * largest)
+
+        def most():
+            (size, derived), norms = (part.max() for part in self._unlisted), norms_of(self._frame.basis, densities)
+            own, largest = (max(getattr(of, name).max() for of in forces.bounds) for name in ("own", "largest"))
+            factor = 2 * sqrt(np.diff(self._frame.basis.ao_loc).max()) * norms.max(initial=0.0)
+            return float(factor * (derived * (own + size) + size * largest))
+
+        return self.ranks.first(most)  # other devices may have other last digits
 
     def _has_pairs(self, tolerance):
         """Whether any shell pair is in a list."""
@@ -428,7 +432,8 @@ class Gradients:
             basis, owner, given = self.basis.decontracted()
             make: Any = type(self)
             other = make(basis, None, "cpu", None, None, self.direct_scf_tol, self.progress, None, self._comm)
-            other.engine.backend.memory = self.engine.backend.memory
+            mine, theirs = self.engine.backend, other.engine.backend
+            theirs.memory, theirs.lock = mine.memory, mine.lock  # the lock, too: workspaces are kept with the memory
             coefficients = np.empty_like(given)
             coefficients[:, self._frame.order] = given
             atoms = np.searchsorted(self._ends, self._frame.order[self.basis.ao_loc[owner]], side="right")

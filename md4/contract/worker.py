@@ -104,7 +104,9 @@ class Worker:
         backend, basis = self.backend, self.engine.bra_basis
         least = least_block(self.engine, (0, basis.nshell))
         need = 2 * build.matrices * 8 * basis.nao**2 * backend.sums.copies + least
-        if not build.with_k:
+        if build.with_k:
+            need += backend.sums.copies * backend.sums.copy_bytes(int(np.diff(basis.ao_loc).max()))
+        else:
             need += len(build.coulomb) * sum(backend.sums.coulomb_bytes(this.pairs) for this in self.lists)
         if need > backend.memory_left():
             self.store.clear()

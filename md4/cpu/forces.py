@@ -89,9 +89,10 @@ def of_moduli(pairs):
 def largest_norms(backend, derived):
     """Bounds of (sum_ab (ab|ab))^1/2 of the largest derivative of each pair of a list of derivatives, (npair,)."""
     found = np.empty(len(derived))
-    for where in pieces(derived, plain_layout(derived), NORM_SHARE * backend.memory.room()):
+    whole = plain_layout(derived)  # a pair needs all of its primitives in the same lane
+    for where in pieces(derived, whole, NORM_SHARE * backend.memory.room()):
         piece = derived[where]
-        layout = plain_layout(piece)  # a pair needs all of its primitives in the same lane
+        layout = whole if len(piece) == len(derived) else plain_layout(piece)
         need = h_bytes(piece, layout) + norm_bytes(piece)
         backend.check_fits(need, "lists of shell pairs and bounds of the derivatives of one of these take")
         groups = Groups.of(piece, layout)
@@ -335,7 +336,8 @@ class HostForces:
             work + of_densities + max(needs) - kept, f"gradients of {self.basis!r} with lists of shell pairs, "
             "densities, H matrices of one list and the workspace of a thread take at least",
         )  # fmt: skip
-        threads = max(1, int(min(number_of_threads(), WORK_SHARE * left // work)))
+        most = min(WORK_SHARE * left, left - of_densities - max(needs))
+        threads = max(1, int(min(number_of_threads(), most // work)))
         most = min(H_SHARE * left, left - of_densities - threads * work)
         if sum(needs) > most:
             self.drop()

@@ -34,6 +34,10 @@ class HostSums:
         """Number of copies of J and K: one for each thread."""
         return number_of_threads()
 
+    def copy_bytes(self, widest):
+        """Bytes of blocks of D, J and K in lanes, of shells of at most so many functions."""
+        return 80 * widest**2 * LANES
+
     def gains_by_plane(self, basis):
         """No: the CPU computes all integrals, also those that are zero by reflection in a plane."""
         return False
@@ -90,10 +94,10 @@ class HostBounds:
     def take(self, prepared, place):
         """R_ab of all pairs of a prepared list from a place on, in pieces whose H matrices fit the memory."""
         pairs, backend = prepared.pairs, self.backend
-        layout = plain_layout(pairs)  # a pair needs all of its primitives in the same lane here
-        for where in pieces(pairs, layout, H_SHARE * backend.memory.room()):
+        whole = plain_layout(pairs)  # a pair needs all of its primitives in the same lane here
+        for where in pieces(pairs, whole, H_SHARE * backend.memory.room()):
             piece = pairs[where]
-            layout = plain_layout(piece)
+            layout = whole if len(piece) == len(pairs) else plain_layout(piece)
             need = h_bytes(piece, layout) + sizes_of_pairs(piece, piece).nbytes
             backend.check_fits(need, "lists of shell pairs and the Schwarz bound of one pair of shells take")
             groups = Groups.of(piece, layout)

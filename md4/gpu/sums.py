@@ -40,6 +40,10 @@ class DeviceSums:
         """Whether there are the asynchronous copies that the kernels need."""
         return self.backend.context.unit != "fma"
 
+    def copy_bytes(self, widest):
+        """Nothing: there are no blocks beside."""
+        return 0
+
     def gains_by_plane(self, basis):
         """See `md4.gpu.part_plans.gains_by_plane`."""
         return gains_by_plane(basis)

@@ -376,7 +376,8 @@ def by_md4(with_df, **options):
     """
     if isinstance(with_df, DF):
         own = with_df._md4
-        if not own.replaces or own.options == {**own.options, **options}:
+        given = with_df.__dict__.get("_cderi") is not None  # a tensor, which md4 would ignore
+        if given or not own.replaces or own.options == {**own.options, **options}:
             return with_df
     made = restored()
     made._md4 = Tensors(True, **{"store": "auto", "cutoff": CUTOFF, **options})

@@ -52,14 +52,6 @@ def tensor_refusal(layout, need, limit, device=False):
     )
 
 
-def workspace_refusal(layout, need, limit):
-    """The MemoryLimitError where there is memory for a tensor, but not for `need` bytes, the least workspace."""
-    return MemoryLimitError(
-        f"the least workspace for the AO tensor of shape {layout.shape} takes {least_text(need)}, but "
-        f"{size_text(max(0, limit))} may be used; raise max_memory."
-    )
-
-
 # Memory of the operating system ---------------------------------------------------------------------------------------
 
 

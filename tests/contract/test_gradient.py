@@ -155,6 +155,7 @@ def test_many_contracted_functions(cart):
     assert other.basis.nshell == 8
     assert abs(coefficients).max() == 1
     assert other.engine.backend.memory is jk.engine.backend.memory
+    assert other.engine.lock is jk.engine.lock  # the workspaces in this memory are for one thread at a time
     general = any_matrices(mol.nao, 2)
     for mine, theirs in zip(jk.derivative_jk(general), derivatives_of_jk(mol, general)):
         assert abs(mine - theirs).max() < CLOSE

@@ -458,6 +458,9 @@ def test_attached_again_with_other_options(water):
         md4.attach(mf, backend="cpu", max_memory=0.05).run(verbose=0)
     mine = md4.DF(water, AUXILIARY, backend="cpu")
     assert md4.attach(scf.RHF(water).density_fit(with_df=mine), backend="cpu", max_memory=100).with_df is mine
+    again = md4.attach(scf.RHF(water).density_fit(AUXILIARY), backend="cpu")
+    again.with_df._cderi = tensor = np.array(mine._cderi)  # which md4 would ignore
+    assert md4.attach(again, backend="cpu", max_memory=100).with_df._cderi is tensor
 
 
 @pytest.mark.parametrize("make", [

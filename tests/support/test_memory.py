@@ -153,6 +153,25 @@ def test_the_cap_holds(mol, uncapped, name):
     assert max(refused) <= 0.6
 
 
+def test_many_threads_stay_within_the_cap(monkeypatch):
+    """Blocks of densities, J and K in lanes of each of them count; what a refusal names is enough."""
+    monkeypatch.setattr("md4.cpu.sums.number_of_threads", lambda: 64)
+    mol = molecule("H 0 0 0; H 0 0 0.8", {"H": [[4, *np.column_stack([np.geomspace(0.3, 3, 4), np.eye(4)]).tolist()]]})
+    dm = np.eye(mol.nao)
+
+    def work(cap=None):
+        return md4.JK(mol, backend="cpu", max_memory=cap).get_jk(dm)[1]
+
+    (found, _), caps = traced(lambda: work(1.0)), [1.0]
+    while isinstance(found, MemoryLimitError):
+        caps.append(named(found))
+        assert caps[-1] > caps[-2]
+        found, peak = traced(lambda: work(caps[-1]))
+        assert peak < caps[-1] + OBJECTS_MB
+    assert len(caps) > 1
+    assert abs(found - work()).max() < 1e-12
+
+
 def test_engines_stay_within_the_cap(mol):
     basis = md4.Basis.from_mol(mol)
     shells = [n for n, c in enumerate(basis.classes.tolist()) if c == [1, 1]]
