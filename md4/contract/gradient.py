@@ -34,6 +34,9 @@ from md4.support.types import Densities, HostArray, JKPair
 ASYMMETRY = 1e-8
 # A gradient leaves out quartets by a tolerance so much larger than that of J and K, as its bounds go with D^2.
 FACTOR = 10.0
+# Where lists lack too much for derivatives of J and K, their tolerance is divided by what they lack and multiplied by
+# this, one after the other: bounds of what is in no list can be far too large. At last all pairs are listed.
+FINER = 1.0, 1e-3, 1e-6, 0.0
 # Of a basis with shells of at least so many contracted functions, as atomic natural orbitals have, the CPU takes the
 # primitives: its work for a primitive quartet grows with the contracted functions of a side. With fewer it takes as
 # long either way.
@@ -348,8 +351,10 @@ class Gradients:
             turned, forces = frame.densities(densities), self._forces_of_lists(limit)
             # a derivative along an axis is that along three turned ones, whose factors add up to sqrt(3) at most
             share = 1.0 if frame.rotation is None else frame.sharpening / sqrt(3)
-            while (missing := self._most_missing(forces, turned)) > share * limit > 0:
-                forces = self._forces_of_lists(self._finest * share * limit / (2 * missing))
+            for step in FINER:
+                missing = self._most_missing(forces, turned)
+                if limit > 0 and missing > share * limit:
+                    forces = self._forces_of_lists(self._finest * step * share * limit / (2 * missing))
             cutoff, limit = PRIMITIVE_SHARE * self._finest * frame.sharpening, share * limit
             apart = with_j and not forces.has_digits_of_matrices(norms_of(frame.basis, turned), limit)
             found = self.team.matrices(operator, turned, with_j and not apart, with_k, limit, cutoff, self.progress)

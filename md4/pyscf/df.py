@@ -123,6 +123,7 @@ class DF(OrbitalRows):
     check_sanity: Any
     copy: Any
     _cderi_to_save: Any
+    _dataname: Any
 
     def __new__(cls, *args: Any, **options: Any) -> "DF":
         return object.__new__(combined() if cls is DF else cls)

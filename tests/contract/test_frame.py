@@ -217,3 +217,41 @@ def test_gpu(gpu, atoms, basis, hermi):
         ours, theirs = jk.get_jk(dm, hermi, **options), md4.get_jk(mol, dm, hermi, backend="cpu", **options)
         for mine, reference in zip(ours, theirs):
             assert mine is reference is None or abs(mine - reference).max() < 1e-9
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_the_tolerance_of_derivatives(turned, turning):
+    """A derivative along an axis is one along three turned axes of turned elements, whose factors add up."""
+    turning(turned)
+    jk, mol, given = md4.JK(MOLECULES["water"], backend="cpu"), MOLECULES["water"], []
+    assert (jk._frame.sharpening < 1) == turned
+    inner = jk.team.matrices
+    jk.team.matrices = lambda *args: given.append(args[4]) or inner(*args)
+    jk.derivative_jk(random_densities(mol)[0], tolerance=1e-9)
+    assert given == [pytest.approx(1e-9 * (jk._frame.sharpening / np.sqrt(3) if turned else 1.0), rel=1e-12)]
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_the_tolerance_of_builds(turned, turning):
+    """A quartet that is left out adds less than the tolerance to elements of the molecule as it is."""
+    turning(turned)
+    jk, given = md4.JK(MOLECULES["water"], backend="cpu"), []
+    inner = jk.team.run
+    jk.team.run = lambda build, progress: given.append(build.tolerance) or inner(build, progress)
+    jk.get_jk(random_densities(MOLECULES["water"])[0], direct_scf_tol=1e-9)
+    assert given == [pytest.approx(1e-9 / (5 if turned else 1), rel=1e-12)]
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_promised_errors_of_forces(turned, turning):
+    """A component of a turned force has up to sqrt(3) times what each of its own components may lack."""
+    turning(turned)
+    jk, found = md4.JK(MOLECULES["water"], backend="cpu"), []
+    inner = jk.team.forces
+    jk.team.forces = lambda *args: found.append(inner(*args)) or found[-1]
+    jk.gradient(random_densities(MOLECULES["water"])[0], tolerance=1.0)
+    ((_, (_, left_out, squares), *_),) = found
+    factor = np.sqrt(3) if turned else 1.0
+    assert left_out > 0
+    assert jk.stats.error_bound == pytest.approx(factor * left_out, rel=1e-6)  # and what no list has, which is less
+    assert jk.stats.error_estimate == pytest.approx(factor * np.sqrt(squares), rel=1e-12)

@@ -681,6 +681,25 @@ def test_screening_of_derivative_jk_beside_steep_functions(exponent, distance, b
         assert abs(ours - whole)[:, 4, :4].max() < tolerance
 
 
+def test_lists_of_derivative_jk_are_refined_until_they_are_enough():
+    """One step, by what is missing, may list nothing that was not in a list before."""
+    places, tolerance = [[0, 0, 0], [0, 0, 3], [0, 0, 11.2]], 3.81e-9
+    basis = Basis.from_arrays([1, 0, 0], [[1385473.0], [0.4], [0.3]], [[[1.0]]] * 3, places)
+    jk, dm = md4.JK(basis, backend="cpu", direct_scf_tol=tolerance), np.full((1, 5, 5), 300.0)
+    assert jk._most_missing(jk._forces_of_lists(tolerance), dm) > tolerance
+    jk.derivative_jk(dm)
+    assert jk._most_missing(jk._forces_of_lists(jk._finest), dm) <= tolerance
+
+
+@pytest.mark.parametrize("tolerance, size", [(1e-200, 1.0), (1e-13, 1e200)])
+def test_lists_that_cannot_be_refined(tolerance, size):
+    """The square of a bound underflows, so no tolerance has the pair in a list; the matrices are made without it."""
+    basis = Basis.from_arrays([0, 0], [[1.0]] * 2, [[1.0]] * 2, [[0, 0, 0], [0, 0, 30.0]])
+    jk = md4.JK(basis, backend="cpu")
+    for matrix in jk.derivative_jk(np.full((2, 2), size), tolerance=tolerance):
+        assert np.isfinite(matrix).all()
+
+
 @pytest.mark.parametrize("seed", [3, 15])
 def test_cancellation_hides_no_quartet(seed, backend):
     """The norm of a derivative whose primitives cancel is lost in rounding errors, the integrals are not."""

@@ -8,7 +8,7 @@ import pytest
 from emulator import running
 from molecules import WATER, molecule
 
-from md4 import Basis, Engine
+from md4 import JK, Basis, Engine
 from md4.contract.screening import (
     HEAD,
     ROUNDING,
@@ -216,3 +216,16 @@ def test_lists_sorted_by_shells_within_powers_of_two(step, monkeypatch):
 
 def test_raised_bounds_of_nothing():
     np.testing.assert_array_equal(raised(np.array([0.0, 1.0, 1.5, 5e-324]), 1), [0.0, 2.0, 2.0, 1e-323])
+
+
+@pytest.mark.parametrize("distance", [6.0, 6.5])
+def test_pairs_far_below_the_tolerance_count_with_large_densities(distance):
+    """Their bounds without a density are between `PRIMITIVE_SHARE` and 1 of the tolerance."""
+    tolerance, size = 1e-6, 1e4
+    basis = Basis.from_arrays([0, 0], [[1.0]] * 2, [[1.0]] * 2, [[0, 0, 0], [0, 0, distance]])
+    found, right = (
+        JK(basis, backend="cpu", direct_scf_tol=finest).get_jk(np.diag([size, 0.0])) for finest in (tolerance, 0.0)
+    )
+    assert tolerance < abs(right[0][0, 1]) < size * tolerance
+    for ours, whole in zip(found, right):
+        assert abs(ours - whole).max() < tolerance

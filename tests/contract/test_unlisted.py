@@ -1,6 +1,7 @@
 """Bounds of shell pairs and primitive pairs that are in no list."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from molecules import molecule
 from nuclear_forces import MIXED, SHELLS, WATER, symmetric
 
 import md4
-from md4.contract.unlisted import unlisted
+from md4.contract.unlisted import unlisted, unlisted_bound
 from md4.shells.basis import Basis
 from md4.shells.shell import Shell
 
@@ -64,3 +65,23 @@ def test_errors_by_lists_are_bounded(options):
         assert 1e-13 * abs(exact).max() < error < jk.stats.error_bound
         found.append(jk.stats.error_bound)
     assert all(one < two for one, two in pairwise(found))
+
+
+@pytest.mark.parametrize("coulomb, exchange", [(0.7, 0.0), (-0.7, 0.3), (0.0, -0.3)])
+def test_bound_by_loops(coulomb, exchange):
+    """A quartet lacks what is missing of either pair: its derivative with all of the other, or it beside a derivative.
+
+    Derivatives of what is missing are by the centre of either shell.
+    """
+    rng, n = np.random.default_rng(0), 3
+    missing, d = rng.uniform(size=(2, n, n)), rng.uniform(size=(n, n))
+    d, (pairs, derivatives) = d + d.T, missing
+    own, derived, want = np.zeros((n, n)), np.zeros((n, n)), 0.0
+    own[2, 0], own[2, 2], derived[2, 0], derived[2, 2] = rng.uniform(size=4)
+    for a, b, c, e in np.ndindex(n, n, n, n):
+        quartet = 2 * derivatives[a, b] * (own[c, e] + pairs[c, e]) + derived[a, b] * pairs[c, e]
+        want += quartet * (abs(coulomb) * d[a, b] * d[c, e] + abs(exchange) * d[a, c] * d[b, e])
+    given = SimpleNamespace(pairs=SimpleNamespace(pairs=np.array([[2, 0], [2, 2]])))
+    bounds = SimpleNamespace(own=own[2, [0, 2]], derivative=derived[2, [0, 2]])
+    found = unlisted_bound([given], [bounds], missing, d[None], np.array([coulomb]), np.array([exchange]))
+    assert found == pytest.approx(want, rel=1e-12)

@@ -826,3 +826,14 @@ def test_little_memory():
 def test_devices_without_asynchronous_copies():
     with running("fma"), pytest.raises(DeviceError, match=r"compute capability 8.0 .*backend='cpu'"):
         md4.JK(SMALL, backend="cuda").gradient(symmetric(SMALL.nao))
+
+
+@pytest.mark.parametrize("norm, bound, terms, fits", [
+    (1.0, 1.0, 1, True), (1e6, 1.0, 1, True), (1.1e6, 1.0, 1, False), (1.0, 0.9e19, 1, True), (1.0, 1.1e19, 1, False),
+    (1.0, 1.0, 1 << 10, True), (1.0, 1.0, (1 << 10) + 1, False), (np.nan, 1.0, 1, False), (1.0, np.inf, 1, False),
+])  # fmt: skip
+def test_where_quartets_may_be_single(norm, bound, terms, fits):
+    """Where FP32 has the range of Gamma, what underflows is less than the tolerance, and sums keep their digits."""
+    factors = np.ones(terms)
+    found = forces.single_limit(np.full((terms, 1, 1), norm), factors, factors, 1e-10, bound)
+    assert found == (forces.REVERSE.single_ratio * 1e-10 if fits else 0.0)

@@ -65,6 +65,19 @@ def test_the_cap_is_md4s(water, direct):
     assert len(direct) == 1
 
 
+def test_a_tensor_of_another_geometry_is_dropped_without_memory_for_the_next(direct):
+    """Builds are direct then, not from what is there."""
+    mol = molecule("H 0 0 0; H 0 0 1", "sto-3g")
+    mf, dm = md4.attach(scf.RHF(mol), backend="cpu"), density(mol.nao)
+    mf.get_jk(dm=dm)
+    assert made_for(mf._eri) == fingerprint(mol)
+    mol.set_geom_("H 0 0 0; H 0 0 2")
+    mf.max_memory = 0
+    assert_same(mf.get_jk(dm=dm), scf.RHF(mol).get_jk(dm=dm))
+    assert mf._eri is None
+    assert len(direct) == 1
+
+
 def test_other_operators_are_built_directly(rhf, water, direct):
     """The tensor that is kept is that of 1/r, which PySCF's methods for correlated electrons expect."""
     dm = density(water.nao)

@@ -235,3 +235,16 @@ def test_forces_on_a_gpu(calls):
     assert gradients.three.engine.backend.name == "cuda"
     assert gradients.fitting is attached.with_df._md4_fitting()
     assert "Forces of density fitting by md4: backend cuda" in found.stdout.getvalue()
+
+
+def test_gradients_of_another_geometry():
+    """Of gradients whose molecule is not that of the fit: PySCF's loops, which take integrals of both."""
+    mol = molecule("H 0 0 0; F 0 0 0.9", "sto-3g")
+    moved, found = mol.set_geom_("H 0 0 0; F 0 0 1.1", inplace=False), []
+    for attach in (lambda mf: mf, lambda mf: md4.attach(mf, backend="cpu")):
+        mf = attach(solver("RHF", mol).density_fit()).set(conv_tol=1e-12)
+        mf.kernel()
+        gradients = mf.nuc_grad_method()
+        gradients.mol = moved
+        found.append(gradients.grad_elec())
+    assert abs(found[0] - found[1]).max() < 1e-8

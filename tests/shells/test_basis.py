@@ -11,7 +11,7 @@ from molecules import WATER, molecule
 
 import md4
 from md4.errors import BasisError
-from md4.shells.basis import Basis
+from md4.shells.basis import PTR_ENV_START, Basis, fingerprint
 from md4.shells.shell import Shell
 from md4.support.display import shell_letter
 
@@ -202,3 +202,30 @@ def test_arrays_of_the_caller_may_change():
 
 def test_shells_of_lists():
     assert md4.Shell(0, [1.0], [[1.0]], [0, 0, 0]).nctr == 1
+
+
+def test_the_fingerprint_follows_every_number():
+    """From the first coordinate to the last coefficient, but not the options of a calculation before them."""
+    mol = molecule(WATER, "6-31g")
+    before, first = fingerprint(mol), mol._atm[0, 1]
+    assert first == PTR_ENV_START
+    for n in range(len(mol._env)):
+        other = mol.copy()
+        other._env = mol._env.copy()
+        other._env[n] += 0.5
+        assert (fingerprint(other) != before) == (n >= first), n
+
+
+def test_moduli_of_joined_bases():
+    """Those of all parts, on which rounding errors of integrals over two and three centres depend."""
+    signs = Basis.from_arrays([0, 1], [[1.0, 3.0]] * 2, [[0.3, -0.8], [0.4, 0.7]], np.zeros((2, 3)))
+    joined = Basis.joined([signs, signs])
+    assert joined.alternating.tolist() == [True, False, True, False, False]
+    np.testing.assert_array_equal(joined.absolute.coefficients, abs(joined.coefficients))
+    assert joined.absolute.unit == joined.unit
+
+
+def test_decontracted_primitives_without_coefficients():
+    """They are functions with coefficients of zero, not of something that is no number."""
+    basis = Basis([Shell(0, [1.0, 2.0], [[0.0, 0.0], [0.5, -0.3]], [0.0, 0.0, 0.0])])
+    np.testing.assert_array_equal(basis.decontracted()[2], [[0.0, 0.0], [1.0, -0.6]])

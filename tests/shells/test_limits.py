@@ -9,7 +9,7 @@ import md4
 from md4 import BasisError
 from md4.method.operators import OPERATORS
 from md4.shells.basis import Basis
-from md4.shells.limits import largest_exponent, smallest_exponent
+from md4.shells.limits import LARGEST_COORDINATE, largest_exponent, smallest_exponent
 from md4.shells.shell import Shell
 from md4.validation import oracle as reference
 
@@ -61,6 +61,18 @@ def test_extremes_together(backend, kind, size):
 def test_exponents_beyond(ls, exponents, message):
     with pytest.raises(BasisError, match=message):
         Basis.from_arrays(ls, [[z] for z in exponents], [[1.0]] * len(ls), np.zeros((len(ls), 3)))
+
+
+@pytest.mark.parametrize("axis", range(3))
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_coordinates_beyond(axis, sign):
+    """Of any shell, whose exponents and coefficients can be used."""
+    shells = [Shell(l, [1.0], [[1.0]], np.zeros(3)) for l in range(2)]
+    shells[1].centre[axis] = sign * LARGEST_COORDINATE
+    Basis(shells)
+    shells[1].centre[axis] *= 1.0 + 1e-12
+    with pytest.raises(BasisError, match=r"shell 1 .* is further out than"):
+        Basis(shells)
 
 
 @pytest.mark.parametrize("scale", [1e-250, 1e-100, 1e100, 1e250])

@@ -39,6 +39,19 @@ def test_what_is_stored_is_loaded(path):
     assert not path.stat().st_mode & cache.WRITABLE_BY_OTHERS
 
 
+@pytest.mark.parametrize("part", ["Python", "source", *cache.TOOLCHAIN])
+def test_the_fingerprint_follows_the_toolchain(part, monkeypatch):
+    """Code of another Python, compiler or driver is not what this process would make."""
+    before, version = cache.fingerprint(), cache.version
+    if part == "Python":
+        monkeypatch.setattr("sys.version", "another one")
+    elif part == "source":
+        monkeypatch.setattr(cache, "IMPORTED", "another one")
+    else:
+        monkeypatch.setattr(cache, "version", lambda package: "99" if package == part else version(package))
+    assert cache.fingerprint.__wrapped__() != before
+
+
 @given(st.data())
 def test_no_damaged_file_is_loaded(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("cache") / "x.kernel"
