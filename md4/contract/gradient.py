@@ -353,8 +353,9 @@ class Gradients:
             share = 1.0 if frame.rotation is None else frame.sharpening / sqrt(3)
             for step in FINER:
                 missing = self._most_missing(forces, turned)
-                if limit > 0 and missing > share * limit:
-                    forces = self._forces_of_lists(self._finest * step * share * limit / (2 * missing))
+                if not missing > share * limit > 0:
+                    break
+                forces = self._forces_of_lists(self._finest * step * share * limit / (2 * missing))
             cutoff, limit = PRIMITIVE_SHARE * self._finest * frame.sharpening, share * limit
             apart = with_j and not forces.has_digits_of_matrices(norms_of(frame.basis, turned), limit)
             found = self.team.matrices(operator, turned, with_j and not apart, with_k, limit, cutoff, self.progress)

@@ -177,8 +177,7 @@ class CpuBackend:
         if out is None:
             out = self.host_array(layout, least_block)
         else:
-            what = f"the least workspace for the AO tensor of shape {layout.shape} takes"
-            check_fits(least_block, self.memory_left(), what)
+            self.check_fits(least_block, f"the least workspace for the AO tensor of shape {layout.shape} takes")
         derived = isinstance(layout, DerivativeLayout)
         name = "derivatives" if derived else warmup.scatter_name(layout.aosym)
         warmup.compile_ahead([*warmup.names_for("tensor", self.operator.kind), name], progress)
