@@ -198,6 +198,9 @@ class Algebra(Protocol):
     def host_left(self):
         """Bytes that may still be allocated on the host."""
 
+    def check_fits(self, need, what, remedy="raise max_memory"):
+        """As `Backend.check_fits`."""
+
     def held_bytes(self, nbytes):
         """Bytes that an array of so many bytes takes on the device."""
 

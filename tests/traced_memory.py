@@ -2,6 +2,7 @@
 
 import re
 import tracemalloc
+from functools import partial
 
 from md4.errors import MemoryLimitError
 
@@ -26,3 +27,21 @@ def named(error):
     """The memory in MB that a refusal says is needed: the largest before "but"."""
     sizes = re.findall(r"([\d.]+) (B|kB|MB)\b", str(error).partition(", but ")[0])
     return max(float(number) * UNITS[unit] for number, unit in sizes)
+
+
+def until_enough(work, cap):
+    """(result of work(cap), cap, refusals) of the first cap that is enough; the next one is what a refusal names.
+
+    Each is larger than the one before, and no call takes more than its cap. All is compiled before.
+    """
+    work(None)
+    refusals = []
+    while isinstance((found := traced(partial(work, cap)))[0], MemoryLimitError):
+        error, peak = found
+        assert peak < cap + OBJECTS_MB, (cap, peak, error)
+        assert named(error) > cap, (cap, error)
+        refusals.append(str(error))
+        cap = named(error)
+    result, peak = found
+    assert peak < cap + OBJECTS_MB, (cap, peak)
+    return result, cap, refusals

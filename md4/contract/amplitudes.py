@@ -19,7 +19,6 @@ import numpy as np
 
 from md4.contract.fitting_stores import WORK_SHARE, table_width, zeros
 from md4.support.display import size_text
-from md4.support.memory import check_fits
 from md4.support.progress import Progress
 
 # Bytes of amplitudes that are copied at a time to the device and back, so that copies go beside its work.
@@ -71,9 +70,8 @@ class DirectContraction:
         one, row, matrix = 48 * nao**2, 8 * table_width(rows.nrow) + 8, 8 * nao * algebra.matrix_width(nao)
         left = self.team.memory_left()
         least = rows.workspace + 24 * nao**2 + rows.least_rows * row + matrix + one + 16 * nao
-        check_fits(
-            least, left, f"amplitudes of one pair of {nao} AOs take {size_text(one)} and with the least workspace"
-        )
+        what = f"amplitudes of one pair of {nao} AOs take {size_text(one)} and with the least workspace"
+        self.team.check_fits(least, what)
         most = max(1, min(count, int(WORK_SHARE * (left - least) // one)))
         room = WORK_SHARE * (left - least - (most - 1) * one)
         self.rows_at_once, self.matrices_at_once = rows.at_once(algebra, room, row, matrix + 16 * nao * most)

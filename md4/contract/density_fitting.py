@@ -30,7 +30,7 @@ from md4.support.arguments import checked_choice
 from md4.support.display import size_text
 from md4.support.locks import Lock, locked
 from md4.support.log import log
-from md4.support.memory import check_fits, host_array
+from md4.support.memory import host_array
 
 # Pairs of AOs whose Schwarz bound with every auxiliary function is below this (Hartree) are left out.
 CUTOFF = 1e-13
@@ -179,7 +179,7 @@ class DensityFitting:
         """(P|Q) in the order of the auxiliary basis; MemoryLimitError if its factorisation does not fit."""
         naux = self.three.naux
         what = f"the metric of {naux} auxiliary functions and its factors take"
-        check_fits(metric_bytes(naux), self.algebra.memory_left(), what)
+        self.algebra.check_fits(metric_bytes(naux), what)
         places = self.algebra.send(np.argsort(self.three.auxiliary_order))
         xp = self.algebra.xp
         metric = xp.tril(self.algebra.wrapped(self.three.metric()))  # what is above is not written
@@ -297,7 +297,7 @@ class DensityFitting:
         width = table_width(self.three.ncol)
         need = 8 * count * (3 * with_j * width + (2 + with_j + 3 * with_k) * self.nao**2)
         what = f"{count} density matrices of {self.nao} AOs, their J and K take"
-        check_fits(need, self.algebra.memory_left(), what, "raise max_memory or give fewer at once")
+        self.algebra.check_fits(need, what, "raise max_memory or give fewer at once")
 
     # rows of B
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from md4.contract.exchange_factors import add_exchange, half_transformed
 from md4.contract.fitting_stores import WORK_SHARE, block_rows, parts_within, zeros
-from md4.support.memory import check_fits
 
 
 class DirectBuild:
@@ -62,11 +61,11 @@ class DirectBuild:
         All columns of one have the same sign.
         """
         column = 8 * self.three.naux * self.three.nao
-        left = self.algebra.memory_left() - self.columns.least_bytes
-        budget = int(WORK_SHARE * left) // column
         least = 2 if any(not f.symmetric for f in exchange) else 1
         if exchange:
-            check_fits(least * column / WORK_SHARE, left, "with store='direct', K of one orbital needs at least")
+            need = self.columns.least_bytes + least * column / WORK_SHARE
+            self.algebra.check_fits(need, "with store='direct', K of one orbital needs at least")
+        budget = int(WORK_SHARE * (self.algebra.memory_left() - self.columns.least_bytes)) // column
         ranges = [
             (number, *ends, len(f.sides))
             for number, f in enumerate(exchange)
@@ -118,6 +117,7 @@ class DirectBuild:
         copies = 1 if isinstance(i, slice) else 2  # what the sums are added to is copied where i has gaps
         most = min(len(chunk), block_rows(algebra, 8 * (places.size + copies * places.shape[0] * rank)))
         dense, sums = algebra.empty((most, *places.shape)), algebra.empty((most * places.shape[0] * rank,))
+        copy = algebra.empty(sums.shape) if copies == 2 else None
         for first in range(0, len(chunk), most):
             these = slice(first, first + most)
             block = algebra.gather(chunk[these], places, dense[: len(chunk[these])])
@@ -125,4 +125,10 @@ class DirectBuild:
                 block *= mask
             for side, half in zip(sides, halves):
                 made = half_transformed(algebra, block, side[j], sums).reshape(-1, *block.shape[:2])
-                half[these, :, i] += made.transpose(1, 0, 2)
+                if copy is None:
+                    half[these, :, i] += made.transpose(1, 0, 2)
+                    continue
+                there = algebra.gather(half[these].reshape(-1, half.shape[2]), i, copy[: made.size].reshape(-1, len(i)))
+                there = there.reshape(len(block), -1, len(i))
+                there += made.transpose(1, 0, 2)
+                half[these, :, i] = there

@@ -10,7 +10,6 @@ import numpy as np
 
 from md4.contract.fitting_orbitals import Pieces, share_of
 from md4.contract.mp2 import Sums, amplitudes
-from md4.support.memory import check_fits
 
 # Arrays of the size of the integrals with which a block works: integrals, t, integrals with a and b exchanged.
 ARRAYS = 3
@@ -66,5 +65,5 @@ def memory_of_products(fit, spins):
     o, v = (max(spin.shape[n] for spin in spins) for n in range(2))
     least = ARRAYS * 8 * v * v
     with fit.working():
-        check_fits(least, fit.algebra.memory_left(), f"MP2 of two occupied and {v} virtual orbitals needs")
+        fit.algebra.check_fits(least, f"MP2 of two occupied and {v} virtual orbitals needs")
     return max(least, share_of(fit, o * least))

@@ -35,7 +35,6 @@ from md4.contract.metric import LeftOut
 from md4.contract.three_centre import aos_of
 from md4.method.operators import check_order
 from md4.support.locks import locked
-from md4.support.memory import check_fits
 
 # Of the memory that is left: what Gamma3 of a block of auxiliary shells may take.
 BLOCK_SHARE = 0.3
@@ -162,7 +161,7 @@ class FittingGradient:
         widest = int(sizes[len(three.basis.parts[0]) : three.basis.unit].max())
         # as `add_exchange` at most for a function, and rows of D
         need = widest * row + 8 * ((2 * self.fitting.nao + 8) ** 2 + 3 * three.ncol)
-        check_fits(need, left, "the gradient of density fitting with one auxiliary shell at a time needs")
+        self.algebra.check_fits(need, "the gradient of density fitting with one auxiliary shell at a time needs")
         for this in range(parts):
             before, used = len(blocks), most
             for n, shells in enumerate(three.single):
@@ -210,10 +209,8 @@ class FittingGradient:
     def numbers_of_pairs(self, counts, copies=2):
         """n (n + 1) / 2 of each number of orbitals; MemoryLimitError if that times naux does not fit so many times."""
         naux, tri = self.three.naux, [n * (n + 1) // 2 for n in counts]
-        check_fits(
-            8 * copies * naux * (len(tri) + sum(tri)), self.algebra.memory_left(), "the gradient of density fitting "
-            f"with {naux} auxiliary functions and all pairs of occupied orbitals needs",
-        )  # fmt: skip
+        what = f"the gradient of density fitting with {naux} auxiliary functions and all pairs of occupied orbitals"
+        self.algebra.check_fits(8 * copies * naux * (len(tri) + sum(tri)), f"{what} needs")
         return tri
 
     def left_out(self):

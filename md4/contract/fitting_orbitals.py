@@ -135,7 +135,8 @@ def groups(columns, sides):
     left = columns.algebra.memory_left() - columns.least_bytes
     ranges = [(n, 0, side.first.shape[1], column_bytes(columns, side.second.shape[1])) for n, side in enumerate(sides)]
     largest = max((size for *_, size in ranges), default=0)
-    check_fits(largest / WORK_SHARE, left, "with store='direct', integrals over one orbital need at least")
+    need = columns.least_bytes + largest / WORK_SHARE
+    columns.algebra.check_fits(need, "with store='direct', integrals over one orbital need at least")
     found = parts_within(ranges, int(WORK_SHARE * left))
     return [[(sides[n], slice(first, last)) for n, first, last in group] for group in found]
 

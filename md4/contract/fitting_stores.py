@@ -11,11 +11,14 @@ from md4.contract.three_centre import HERMITE_SHARE, ranges_between
 from md4.contract.workspace import least_block
 from md4.errors import MemoryLimitError
 from md4.support.display import size_text
-from md4.support.memory import check_fits
 
 STORES = ("auto", "device", "host", "direct")
 # Of the memory that is left: what a table leaves to the products, and what these take at most at once.
 WORK_SHARE = 0.5
+# For each element of a matrix over AOs: a row of columns as a matrix, its products with orbitals twice, and a quarter.
+PRODUCT_BYTES = 30
+# Of the same: what H matrices of slices of lists take at most, while there are no products yet.
+H_SHARE = 0.75
 # The width of a table is a multiple of this, so that rows begin at lines of the cache.
 ALIGNED = 16
 
@@ -30,19 +33,22 @@ def zeros(algebra, shape):
 def block_rows(algebra, row_bytes, most=None):
     """How many rows of the tensor to work on at once, of so many bytes each; MemoryLimitError if not even one fits."""
     left = algebra.memory_left()
-    check_fits(row_bytes, left, "density fitting with one auxiliary function at a time needs")
+    algebra.check_fits(row_bytes, "density fitting with one auxiliary function at a time needs")
     return max(1, int(min(algebra.block_bytes if most is None else most, WORK_SHARE * left) // row_bytes))
 
 
 def parts_within(ranges, budget):
-    """Lists of (key, first, last), parts of ranges (key, first, last, size of one), of which each list has a budget."""
+    """Lists of (key, first, last), parts of ranges (key, first, last, size of one), of which each list has a budget.
+
+    One of a range is taken if the budget is smaller.
+    """
     groups, room = [], 0
     for key, begin, last, size in ranges:
         first = begin
         while first < last:
             if room < size:
                 groups.append([])
-                room = budget
+                room = max(budget, size)
             end = min(last, first + room // size)
             groups[-1].append((key, first, end))
             first, room = end, room - size * (end - first)
@@ -71,15 +77,27 @@ class Columns:
         self.three, self.metric, self.algebra = three, metric, algebra
         self.places = algebra.send(np.argsort(three.auxiliary_order))
         orbital, *single = three.ranges
-        # Bytes that the engine needs, and those of the two buffers for the longest chunk that cannot be cut.
-        self.workspace = least_block(three.engine, orbital, orbital, *single)
+        # Bytes that the engine needs, with H of single shells, and those of a row of columns as a matrix in products.
+        self.workspace = least_block(three.engine, orbital, orbital, *single) + PRODUCT_BYTES * three.nao**2
+        self.workspace += max(map(three.store.size, three.prepared[1]), default=0)
+        # The same, and the two buffers for the longest chunk that cannot be cut.
         self.least_bytes = self.workspace + 16 * three.naux * int(np.diff(three.edges).max(initial=0))
 
     def cuts(self, first=0, last=None):
         """Where chunks of some columns begin and end: at edges, of about `chunk_bytes`, or what there is memory for."""
-        budget = min(self.algebra.chunk_bytes, WORK_SHARE * (self.algebra.memory_left() - self.workspace))
-        most = max(1, int(budget) // (16 * max(1, self.three.naux)))
+        column, room = 16 * max(1, self.three.naux), WORK_SHARE * (self.algebra.memory_left() - self.workspace)
+        both = column + WORK_SHARE / H_SHARE * self.hermite_bytes()
+        most = max(1, int(min(self.algebra.chunk_bytes // column, room // both)))
         return ranges_between(self.three.edges, first, self.three.ncol if last is None else last, most)
+
+    def hermite_bytes(self):
+        """Bytes for a column of H matrices that are not kept: a CPU makes those of a slice of a list with a chunk."""
+        store, (lists, single) = self.three.store, self.three.prepared
+        if self.three.engine.backend.name != "cpu":
+            return 0
+        room = store.limit - max(map(store.size, single), default=0)
+        sizes = ((store.size(this), len(this) * this.facts.nab) for this in lists)
+        return max((size / columns for size, columns in sizes if size > room), default=0)
 
     def chunks(self, *ranges):
         """Yields (first, last, (P|ij)) with P in the order of the auxiliary basis; valid until the next one.
@@ -88,10 +106,8 @@ class Columns:
         """
         self.three.store.fit(HERMITE_SHARE)  # tables and products may have taken memory since it was made
         cuts, naux = [cut for ends in ranges or [()] for cut in self.cuts(*ends)], self.three.naux
-        check_fits(
-            self.least_bytes, self.algebra.memory_left(),
-            f"the integrals of one pair of shells with {naux} auxiliary functions and the least workspace take",
-        )  # fmt: skip
+        what = f"the integrals of one pair of shells with {naux} auxiliary functions and the least workspace take"
+        self.algebra.check_fits(self.least_bytes, what)
         longest = max((last - first for first, last in cuts), default=0)
         made, sorted_ = self.algebra.empty((naux * longest,)), self.algebra.empty((naux * longest,))
         for first, last in cuts:

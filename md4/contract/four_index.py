@@ -69,10 +69,13 @@ class FourIndex:
         Of r and s. Without it, there are (pq|P) only.
     progress : bool, optional
         As in `md4.int2e`.
+    beside : int
+        Bytes that will be allocated on the first device before the integrals are made.
     """
 
-    def __init__(self, team, bra, ket=None, progress=None):
+    def __init__(self, team, bra, ket=None, progress=None, beside=0):
         self.team, self.bra, self.ket, self.progress, self.algebra = team, bra, ket, progress, team.algebra
+        self.beside = beside
         with team.engine.lock, self.algebra.working():
             self.rows = team.rows[0]
             self._plan()
@@ -91,16 +94,20 @@ class FourIndex:
         of_ket = 0 if self.ket is None else self.ket.product_bytes(nao)
         products = max(self.bra.product_bytes(nao), of_ket)
         row = 8 * self.width + 16 * self.bra.pairs
-        least = rows.workspace + 16 * nao**2 + matrix + products + max(rows.least_rows * row, 16 * self.width)
+        least = self.beside + rows.workspace + 16 * nao**2 + matrix + products
+        least += max(rows.least_rows * row, 16 * self.width)
         one_p = 8 * self.width * int(np.diff(self.bra.edges).max(initial=1))
         left, whole, alone = self.team.memory_left(), 8 * self.width * self.bra.pairs, len(self.team.engines) == 1
         self.on_device = not algebra.has_host_memory or (alone and whole <= DEVICE_SHARE * (left - least))
         here = left - least if self.on_device else algebra.host_left()
-        if least > left or one_p > here:
+        what = f"integrals over {self.bra.pairs} pairs of orbitals and {rows.nrow} of AOs take {size_text(one_p)} for "
+        what += "the first orbital, and with the least workspace"
+        if self.on_device:
+            self.team.check_fits(least + one_p, what)
+        elif least > left or one_p > here:
             raise MemoryLimitError(
-                f"integrals over {self.bra.pairs} pairs of orbitals and {rows.nrow} of AOs take {size_text(one_p)} for "
-                f"the first orbital, and with the least workspace {size_text(least + one_p)}, but {size_text(left)} "
-                f"may be used, and {size_text(algebra.host_left())} of the host; raise max_memory."
+                f"{what} {size_text(least + one_p)}, but {size_text(left)} may be used, and "
+                f"{size_text(algebra.host_left())} of the host; raise max_memory."
             )
         kept = min(whole, max(one_p, (DEVICE_SHARE if self.on_device else HOST_SHARE) * here))
         self.pairs_at_once = int(kept // (8 * self.width))

@@ -37,6 +37,8 @@ FACTOR = 10.0
 # Where lists lack too much for derivatives of J and K, their tolerance is divided by what they lack and multiplied by
 # this, one after the other: bounds of what is in no list can be far too large. At last all pairs are listed.
 FINER = 1.0, 1e-3, 1e-6, 0.0
+# Densities of `Terms` that are there at once, by their number: as given and in the order of md4, and what makes them.
+COPIES = 3
 # Of a basis with shells of at least so many contracted functions, as atomic natural orbitals have, the CPU takes the
 # primitives: its work for a primitive quartet grows with the contracted functions of a side. With fewer it takes as
 # long either way.
@@ -76,8 +78,11 @@ def energy_terms(dm, coulomb, exchange, nao):
     return in_use(both, [coulomb, 0.0, 0.0], [0.0, exchange, exchange])
 
 
-def product_terms(left, right, coulomb, exchange, nao):
-    """The `Terms` of 1/2 sum_n [ j_n L_ab R_cd - k_n L_ac R_bd ] (ab|cd); errors as in `energy_terms`."""
+def product_terms(left, right, coulomb, exchange, nao, check=lambda count: None):
+    """The `Terms` of 1/2 sum_n [ j_n L_ab R_cd - k_n L_ac R_bd ] (ab|cd); errors as in `energy_terms`.
+
+    `check` is called with their largest number before they are made.
+    """
     left, shape = checked_densities(left, 0, nao)
     right, other = (left, shape) if right is None else checked_densities(right, 0, nao)
     if shape != other:
@@ -85,14 +90,18 @@ def product_terms(left, right, coulomb, exchange, nao):
     check_real(left)
     check_real(right)
     of_pairs = (checked_factors(*given, len(left)) for given in (("coulomb", coulomb), ("exchange", exchange)))
-    densities, of_j, of_k = [], [], []
+    check(4 * len(left))
+    densities, of_j, of_k = np.empty((4 * len(left), nao, nao)), [], []
+    places = iter(densities)
     for one, two, j, k in zip(left, right, *of_pairs):
         for sign in (1, -1):
             x, y = ((this + sign * this.T) / 2 for this in (one, two))
-            densities += [(x + y) / 2, (x - y) / 2]
+            for combine in (np.add, np.subtract):
+                made = combine(x, y, out=next(places))
+                made /= 2
             of_j += [j, -j] if sign == 1 else [0.0, 0.0]
             of_k += [k, -k]
-    return in_use(np.array(densities), of_j, of_k)
+    return in_use(densities, of_j, of_k)
 
 
 def checked_factors(name, given, count):
@@ -282,7 +291,8 @@ class Gradients:
 
         def parts(operator):
             other = None if right is None else self._fetched(right)
-            return [(product_terms(self._fetched(left), other, coulomb, exchange, self.basis.nao), operator)]
+            given = self._fetched(left), other, coulomb, exchange, self.basis.nao
+            return [(product_terms(*given, self._check_densities), operator)]
 
         return self._gradient(parts, omega, tolerance)
 
@@ -427,6 +437,18 @@ class Gradients:
         self.stats = stats
         return gradient
 
+    def _check_densities(self, count):
+        """MemoryLimitError where a CPU has no memory for so many densities of `Terms` with `_counted` ones and more."""
+        if self.engine.backend.name == "cpu":
+            what = f"{count} density matrices of {self.basis.nao} AOs, what makes them, and what is there already take"
+            need = COPIES * count * 8 * self.basis.nao**2
+            self.engine.backend.check_fits(need, what, "raise max_memory or give fewer at once")
+
+    def _counted(self, densities):
+        """A view of densities in host memory, which counts against the cap of a CPU as long as it is there."""
+        backend = self.engine.backend
+        return backend.memory.watch(densities.view()) if backend.name == "cpu" else densities
+
     def _on_primitives(self):
         """(JK, C, atoms): one on the CPU for `Basis.decontracted`, its coefficients, and the row of each of its shells.
 
@@ -448,14 +470,15 @@ class Gradients:
 
     def _gradient_of(self, densities, factors, operator, tolerance):
         """(gradient, statistics) for agreed arguments."""
-        primitives = self._on_primitives()
+        densities, primitives = self._counted(densities), self._on_primitives()
         if primitives is not None:
             other, coefficients, atoms = primitives
             found, stats = other._gradient_of(coefficients @ densities @ coefficients.T, factors, operator, tolerance)
             gradient = np.zeros((len(self._ends), 3))
             np.add.at(gradient, atoms, found)
             return gradient, stats
-        start, stats, densities = time.perf_counter(), Statistics(), self._frame.densities(densities)
+        start, stats, theirs = time.perf_counter(), Statistics(), densities  # counted as long as there is the name
+        densities = self._counted(self._frame.densities(theirs))
         if not self._has_pairs(tolerance):
             basis, finest = self._frame.basis, self._finest * self._frame.sharpening
             missing = unlisted(basis, [], PRIMITIVE_SHARE * finest)

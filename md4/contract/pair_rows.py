@@ -25,7 +25,6 @@ from md4.contract.workspace import HermiteStore, least_block
 from md4.method.operators import check_order
 from md4.plan import ListPair
 from md4.shells.shell_pairs import pairs_by_kind
-from md4.support.memory import check_fits
 
 # Hartree. Shell pairs are left out whose Schwarz bound with every other one is below this.
 CUTOFF = 1e-14
@@ -105,9 +104,7 @@ class PairRows:
         check_order(4 * basis.lmax)
         self.engine, self.basis, self.nao = engine.with_basis(basis), basis, basis.nao
         self.workspace = least_block(self.engine, (0, basis.nshell))
-        check_fits(
-            self.workspace, engine.backend.memory_left(), "one block of integrals with its workspace takes"
-        )
+        engine.backend.check_fits(self.workspace, "one block of integrals with its workspace takes")
         self.lists = pairs_by_kind(basis, engine.backend.sums.mixed_shells)
         if engine.operator.kind in BELOW_COULOMB:
             self.lists = screened(self.engine, self.lists, CUTOFF, "bounds of rows")

@@ -67,6 +67,10 @@ class RowTeam:
         """Bytes that each device may still allocate."""
         return min(self.each(lambda n: self.algebras[n].memory_left()))
 
+    def check_fits(self, need, what, remedy="raise max_memory"):
+        """MemoryLimitError, as of `Backend.check_fits`, unless each device may allocate so many bytes."""
+        self.each(lambda n: self.algebras[n].check_fits(need, what, remedy))
+
     def compile_ahead(self, complete, progress=None, orbitals=0):
         """As `PairRows.compile_ahead`, for all devices."""
         for rows, algebra in zip(self.rows, self.algebras):

@@ -22,7 +22,6 @@ from md4.plan import ListPair
 from md4.shells.basis import Basis
 from md4.shells.shell_pairs import unique_pairs_by_class
 from md4.support.arguments import checked_choice, checked_real
-from md4.support.memory import check_fits
 
 # Kernels are compiled ahead for all columns, and for one part of so many: short lists may take others.
 SHARE_OF_COLUMNS = 16
@@ -173,7 +172,7 @@ class ThreeCentre:
         with engine.lock:
             orbital, auxiliary, unit = self.ranges
             need = max(least_block(engine, orbital), least_block(engine, *[auxiliary, unit] * 2))
-            check_fits(need, engine.backend.memory_left(), "the Schwarz bound of one pair of shells takes")
+            engine.backend.check_fits(need, "the Schwarz bound of one pair of shells takes")
             self.pairs = screened(engine, self.pairs, cutoff, "bounds", self.single)
 
     @cached_property
@@ -261,8 +260,8 @@ class ThreeCentre:
             return backend.result(shape, out)
         orbital, *single = self.ranges
         workspace = least_block(self.engine, orbital, orbital, *single)
-        check_fits(
-            8 * shape[0] * shape[1] + workspace, backend.memory_left(),
+        backend.check_fits(
+            8 * shape[0] * shape[1] + workspace,
             f"{shape[0]} x {shape[1]} integrals over three centres and the least workspace take",
             "ask for fewer columns or raise max_memory",
         )  # fmt: skip

@@ -17,7 +17,6 @@ import numpy as np
 
 from md4.contract.fitting_stores import WORK_SHARE, table_width, zeros
 from md4.support.display import size_text
-from md4.support.memory import check_fits
 from md4.support.progress import Progress
 
 # Matrices over AOs, and blocks over two virtual orbitals, that are needed at once for a pair i, j.
@@ -118,7 +117,7 @@ class OneIndexOfEachSide:
         algebra, rows, few = self.algebra, self.rows, 0 if self.same_side is None else len(self.same_side)
         size, left = Sizes.of(self.team, self.count, self.virtual, few), self.team.memory_left()
         what = f"integrals over {self.count} orbitals of {self.nao} AOs take {size_text(size.kept)} and with the least"
-        check_fits(size.kept + size.least, left, f"{what} workspace", "raise max_memory or freeze orbitals")
+        self.team.check_fits(size.kept + size.least, f"{what} workspace", "raise max_memory or freeze orbitals")
         room = WORK_SHARE * (left - size.kept - rows.workspace - 16 * self.nao**2)
         most, self.matrices_at_once = rows.at_once(algebra, room, size.row, size.matrix)
         if algebra.takes_rows(self.nao, self.count):  # and needs no matrices

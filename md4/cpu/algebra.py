@@ -38,6 +38,10 @@ class HostAlgebra:
 
     host_left = memory_left
 
+    def check_fits(self, need, what, remedy="raise max_memory"):
+        """As the backend."""
+        self.backend.check_fits(need, what, remedy)
+
     def held_bytes(self, nbytes):
         """As many."""
         return self.backend.held_bytes(nbytes)

@@ -187,7 +187,7 @@ class HostForces:
         found = [np.zeros((len(this.pairs), 6)) for this in self.lists]
         left_out, quartets = np.zeros(2), 0
         for d, of_blocks, j, k in divided(densities, norms, coulomb, exchange):
-            most, batches = self.divided_memory(backend, range(len(self.lists)), 3 * densities.nbytes, not k.any())
+            most, batches = self.divided_memory(backend, range(len(self.lists)), densities.nbytes, not k.any())
             for these in batches:
                 lists = Lists(self.basis.ao_loc)
                 numbers, *tables = self.tables(lists, these, None if k.any() else d[0])

@@ -150,7 +150,8 @@ class Side:
             owner, h = dense_h(prepared, first, last)
             self.density[:, first:last] = np.einsum("ska,kap->skp", values[:, owner], h)
         used = members >= 0
-        self.lane_density.transpose(0, 1, 3, 2)[:, used] = (self.density * signs(pairs.l))[:, members[used]]
+        for density, in_lanes in zip(self.density, self.lane_density):  # one by one, so that copies are small
+            in_lanes.transpose(0, 2, 1)[used] = (density * signs(pairs.l))[members[used]]
 
 
 def dense_h(prepared, first, last):
@@ -223,7 +224,8 @@ class HostCoulomb:
             sums, work,
         )  # fmt: skip
         with self.lock:
-            bra.j[:, prims] += j_bra
+            for j, more in zip(bra.j, j_bra):
+                j[prims] += more
             ket.lane_j += j_ket
         return quartets
 
@@ -237,15 +239,19 @@ class HostCoulomb:
         """Adds the sums of a whole list to Y."""
         pairs, side, count = prepared.pairs, self.sides.pop(prepared), len(self.twice)
         used, members = prepared.data.members >= 0, prepared.data.members
-        side.j[:, members[used]] += side.lane_j.transpose(0, 1, 3, 2)[:, used] * signs(pairs.l)
+        sums = side.j
+        for j, in_lanes in zip(sums, side.lane_j):
+            j[members[used]] += in_lanes.transpose(0, 2, 1)[used] * signs(pairs.l)
+        del side  # D and what is in lanes give their memory to what follows
         values = np.zeros((count, len(pairs), pairs.nab))
         for first, last in pieces(pairs):
             owner, h = dense_h(prepared, first, last)
-            these = np.einsum("skp,kap->ska", side.j[:, first:last], h)
+            these = np.einsum("skp,kap->ska", sums[:, first:last], h)
             for s in range(count):
                 np.add.at(values[s], owner, these[s])
         rows, columns = pair_places(self.basis, pairs)
-        self.y[:, rows, columns] += (values * pair_weights(pairs)).reshape(count, -1, pairs.na, pairs.nb)
+        for y, of_pairs in zip(self.y, values):
+            y[rows, columns] += (of_pairs * pair_weights(pairs)).reshape(-1, pairs.na, pairs.nb)
 
     def result(self):
         """Y, shape (n, nao, nao)."""

@@ -119,6 +119,11 @@ class DeviceAlgebra:
         self.staging.forget_done()
         return self.backend.memory_left()
 
+    def check_fits(self, need, what, remedy="raise max_memory"):
+        """As the backend, once memory of copies that are done is free."""
+        self.staging.forget_done()
+        self.backend.check_fits(need, what, remedy)
+
     def held_bytes(self, nbytes):
         """What the pool lends for so many."""
         return self.backend.held_bytes(nbytes)

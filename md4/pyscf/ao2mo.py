@@ -194,10 +194,10 @@ def team_of(mol, intor, backend, max_memory, devices, mo_coeffs, count):
 # results --------------------------------------------------------------------------------------------------------------
 
 
-def planned(team, sides, progress):
+def planned(team, sides, progress, beside=0):
     """The `FourIndex` of two sides, and whether they are exchanged: the side with fewer pairs comes first."""
     turned = sides[1].pairs < sides[0].pairs
-    return FourIndex(team, *(sides[::-1] if turned else sides), progress), turned
+    return FourIndex(team, *(sides[::-1] if turned else sides), progress, beside), turned
 
 
 def fill(four, turned, out, fetch):
@@ -221,14 +221,17 @@ def fetched(algebra, block):
 def in_memory(team, sides, device, progress):
     """(ij|kl) as an array."""
     shape, engine, algebra = tuple(side.pairs for side in sides), team.engine, team.algebra
+    size = 8 * shape[0] * shape[1]
     check_fits(
-        8 * shape[0] * shape[1], algebra.memory_left() if device else algebra.host_left(),
+        size, algebra.memory_left() if device else algebra.host_left(),
         f"integrals of {shape[0]} x {shape[1]} pairs of orbitals take",
         "raise max_memory, or write to a file by erifile",
     )  # fmt: skip
     if not device:
+        # on a CPU all is refused before the result is allocated, on a GPU it leaves less of the host
+        plan = None if algebra.has_host_memory else planned(team, sides, progress, size)
         out = engine.backend.watch(np.empty(shape))
-        fill(*planned(team, sides, progress), out, fetched)
+        fill(*(plan or planned(team, sides, progress)), out, fetched)
         return out
     with engine.lock, algebra.working():
         out = algebra.wrapped(engine.backend.result(shape))

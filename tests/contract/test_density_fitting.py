@@ -8,6 +8,7 @@ import pytest
 from densities import random_densities
 from molecules import WATER, molecule
 from pyscf import df, lib, scf
+from traced_memory import OBJECTS_MB, traced, until_enough
 
 import md4
 from md4.contract.density_fitting import DensityFitting
@@ -324,6 +325,24 @@ def test_screening_stays_below_the_cap():
         fitting(mol, {"He": [[0, [1.0, 1.0]]]}, max_memory=1)
     with pytest.raises(md4.MemoryLimitError, match="the Schwarz bound of one pair of shells"):
         fitting(molecule("He 0 0 0", "sto-3g"), {"He": [[10, *shells[0][1:]]]}, max_memory=0.2)
+
+
+@pytest.mark.parametrize("with_k", [False, True])
+def test_slices_of_lists_stay_below_the_cap(with_k):
+    """Of contracted f shells a chunk of columns is so short that its H matrices fit, too."""
+    shells = {"He": [[3, *([exponent, 1.0] for exponent in (0.2, 2.0, 20.0))]]}
+    mol = molecule("; ".join(f"He 0 0 {n}" for n in range(6)), shells)
+    dm, whole = random_densities(mol)[0], fitting(mol, shells)
+    want = whole.get_jk(dm, 0, with_k=with_k)
+
+    def work(cap):
+        return fitting(mol, shells, store="direct", max_memory=cap).get_jk(dm, 0, with_k=with_k)
+
+    _, least, _ = until_enough(work, 2.0)
+    for cap in (least, 4.0, 8.0):
+        found, peak = traced(lambda: work(cap))  # noqa: B023 called at once
+        assert_same(found[: 1 + with_k], want[: 1 + with_k])
+        assert peak < cap + OBJECTS_MB
 
 
 @pytest.mark.parametrize("store", ["device", "host", "direct"])

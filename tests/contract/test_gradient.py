@@ -20,7 +20,7 @@ from nuclear_forces import (
 from places import EXAMPLES
 from pyscf import grad, gto, scf
 from solvers import solver
-from traced_memory import OBJECTS_MB, named, traced
+from traced_memory import OBJECTS_MB, named, traced, until_enough
 
 import md4
 from md4.contract.gradient import energy_terms, separated
@@ -752,6 +752,19 @@ def test_little_memory(method):
     assert abs(found[0] - want).max() < 1e-12
     assert found[1] < caps[-1] + OBJECTS_MB
     assert any("bounds of the derivatives" in message for message in messages)
+
+
+def test_memory_of_products():
+    """Of 40 products 160 densities are made. They count, and are refused before there is any of them."""
+    mol = molecule(WATER, "cc-pvdz")
+    left, right = np.random.default_rng(0).normal(size=(2, 40, mol.nao, mol.nao))
+
+    def work(cap):
+        return md4.JK(mol, backend="cpu", max_memory=cap).product_gradient(left, right)
+
+    found, _, refusals = until_enough(work, 0.5)
+    assert abs(found - work(None)).max() < 1e-12
+    assert refusals[0].startswith("160 density matrices of 24 AOs")
 
 
 # arguments ------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from emulator import running
 from emulator.array_library import cupy
 from molecules import CENTRES, HYDROGEN_FLUORIDE, molecule
 from row_workers import divided, engines
+from traced_memory import until_enough
 
 import md4
 from md4.contract import mp2
@@ -135,6 +136,18 @@ def test_groups_in_little_memory(monkeypatch):
         np.testing.assert_allclose(found, want, rtol=0, atol=1e-13)
     assert any("integrals over 12 orbitals of 19 AOs take" in text for text in refused), refused
     assert {1, 3} <= set(counts), counts
+
+
+def test_what_a_refusal_names_is_enough(basis):
+    """With the lists of shell pairs, which are there already."""
+    spins = [spin(basis.nao, 5, 6, 0)]
+
+    def work(cap):
+        return of_spins(spins, *engines(basis, 1, max_memory=cap)).energies()[:2]
+
+    found, _, refusals = until_enough(work, 0.05)
+    np.testing.assert_allclose(found, work(None), rtol=0, atol=1e-13)
+    assert "integrals over 5 orbitals of 11 AOs take" in refusals[-1]
 
 
 @pytest.mark.sample("2")

@@ -5,6 +5,7 @@ import pytest
 from densities import BENZENE, CHAIN, HERMITICITY, random_densities
 from molecules import METHANE, WATER, molecule
 from pyscf import scf
+from traced_memory import until_enough
 
 import md4
 from md4.errors import MemoryLimitError
@@ -89,6 +90,19 @@ def test_little_memory(backend):
     check(jk.get_jk(dm, with_k=False)[0], md4.get_jk(mol, dm, with_k=False, backend=backend)[0])
     if backend == "cuda":
         assert jk.engine.backend.context.pool.peak <= 6e6
+
+
+def test_copies_of_many_densities_are_small():
+    """NumPy copies what is chosen of an array: of one density after the other."""
+    places = (f"O {3 * n} 0 0; H {3 * n} 0.757 0.587; H {3 * n} -0.757 0.587" for n in range(4))
+    mol = molecule("; ".join(places), "6-31g")
+    dm = random_densities(mol, count=12)
+
+    def work(cap):
+        return md4.get_jk(mol, dm, with_k=False, backend="cpu", max_memory=cap)[0]
+
+    found, *_ = until_enough(work, 1.0)
+    np.testing.assert_allclose(found, work(None), rtol=0, atol=1e-12)
 
 
 def test_too_little_memory_is_refused(backend):

@@ -13,6 +13,7 @@ from pyscf import ao2mo, lib
 from pyscf.ao2mo import outcore
 from pyscf.mcscf import mc_ao2mo
 from row_workers import divided
+from traced_memory import until_enough
 
 import md4
 from md4.contract.row_team import RowTeam
@@ -155,6 +156,17 @@ def test_empty_sets(mol, sets):
     a, b, *_ = sets
     found = md4.ao2mo.general(mol, (a[:, :0], b[:, :0], a, b), backend="cpu")
     assert found.shape == (0, 21)
+
+
+def test_what_a_refusal_names_is_enough(mol, sets):
+    """With the result, which is not allocated before."""
+
+    def work(cap):
+        return md4.ao2mo.full(mol, sets[3], compact=False, backend="cpu", max_memory=cap)
+
+    found, _, refusals = until_enough(work, 0.05)
+    np.testing.assert_allclose(found, work(None), rtol=0, atol=1e-13)
+    assert "integrals over 169 pairs of orbitals" in refusals[-1]
 
 
 def test_results_count(mol, sets, monkeypatch):
