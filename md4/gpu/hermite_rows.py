@@ -52,13 +52,12 @@ def r_numbers(l, mirrored):
 
 
 @cache
-def row_places(l, axis, degree=None):
+def row_places(l, axis, degree):
     """Place in a row of each Hermite function of a pair, -1 for those that fill H up; int32, a multiple of 8.
 
     `axis`: along which all centres have the same coordinate (0, 1, 2 for z, y, x), or None. The row has the functions
-    up to a higher `degree`, or up to l.
+    up to l or a higher `degree`.
     """
-    degree = l if degree is None else degree
     triples, mirrored = hermite_triples(l), axis is not None
     if mirrored:
         order = [0, 1, 2]

@@ -170,8 +170,8 @@ def test_an_error_of_one_worker(workers, mols, number, step, fault, monkeypatch)
 
 def test_each_worker_looks_at_its_own_memory(mols, monkeypatch):
     made, dm = on_cpu(monkeypatch, *mols), symmetric(13)
-    monkeypatch.setattr(made.fitting.shares[1].algebra, "memory_left", lambda: 10_000)
-    with pytest.raises(md4.MemoryLimitError, match=r"pairs of occupied orbitals needs .*, but 10 kB may be used"):
+    monkeypatch.setattr(made.fitting.shares[1].algebra.backend.memory, "cap", 10_000)
+    with pytest.raises(md4.MemoryLimitError, match=r"needs .*, but 10 kB may be used"):
         made.run(dm, 1.0, 1.0)
 
 

@@ -10,7 +10,7 @@ from md4.method.angular import hermite_ordinal, hermite_triples, packed_hermite
 def test_rows(axis):
     """Each function has a place of its own; in a plane, those of one parity are together, whatever the axis."""
     for l in range(7):
-        places, words = row_places(l, axis), row_words(l, axis is not None)
+        places, words = row_places(l, axis, l), row_words(l, axis is not None)
         assert len(places) % 8 == len(words) % 8 == 0
         assert len(words) == row_width(l, axis is not None)
         triples = hermite_triples(l).copy()

@@ -147,10 +147,6 @@ class Value:
     def __ge__(self, other):
         return self.compare(">=", other)
 
-    def equals(self, other):
-        """Whether two integers are equal."""
-        return self.compare("==", other)
-
     def has(self, bits):
         """Whether an integer has any of some bits."""
         return (self & bits).compare("!=", 0)
