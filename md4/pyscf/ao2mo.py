@@ -23,7 +23,7 @@ from md4.errors import ArgumentError, DeviceError, UnsupportedError
 from md4.pyscf import check_pyscf
 from md4.pyscf.intor import DERIVATIVES, FEW_CENTRES, name_basis_operator
 from md4.pyscf.orbitals import orbital_sets, same
-from md4.support.arguments import checked_choice, checked_flag, checked_mol, shown
+from md4.support.arguments import checked_choice, checked_flag, checked_mol, checked_progress, shown, whole_number
 from md4.support.memory import check_fits, host_array
 from md4.support.types import BackendName, Devices, Molecule
 
@@ -113,11 +113,11 @@ def general(
         if erifile is not None or device:
             raise ArgumentError("an AO tensor is transformed in memory; leave erifile and device out.")
         return ao2mo.general(eri_or_mol, mo_coeffs, compact=compact)
-    if comp not in (None, 1):
+    if comp is not None and whole_number(comp) != 1:
         raise UnsupportedError(f"md4.ao2mo has integrals of one component, but comp is {shown(comp)}.")
     if checked_flag("device", device) and erifile is not None:
         raise ArgumentError("device=True keeps the result on the GPU, but erifile is given; leave one of them out.")
-    sym, compact = symmetry(aosym), checked_flag("compact", compact)
+    sym, compact, progress = symmetry(aosym), checked_flag("compact", compact), checked_progress(progress)
     team, orbitals = team_of(eri_or_mol, intor, backend, max_memory, devices, mo_coeffs, 4)
     sides = sides_of(orbitals, sym, compact)
     if device and team.engine.backend.name == "cpu":
@@ -154,9 +154,9 @@ def half_e1(
     swapfile
     """
     check_pyscf("md4.ao2mo")
-    if comp != 1:
+    if whole_number(comp) != 1:
         raise UnsupportedError(f"md4.ao2mo has integrals of one component, but comp is {shown(comp)}.")
-    sym, compact = symmetry(aosym), checked_flag("compact", compact)
+    sym, compact, progress = symmetry(aosym), checked_flag("compact", compact), checked_progress(progress)
     if sym not in ("s4", "s2kl"):
         raise UnsupportedError(f"md4.ao2mo.half_e1 takes aosym 's4' or 's2kl', not {shown(aosym)}.")
     team, orbitals = team_of(mol, intor, backend, max_memory, devices, mo_coeffs, 2)
@@ -170,8 +170,8 @@ def half_e1(
 
 def symmetry(aosym):
     """The name of a symmetry that may also be 4, '4' or 1."""
-    text = str(aosym)
-    return checked_choice("aosym", text if text.startswith("s") else f"s{text}", SYMMETRIES)
+    name = f"s{aosym}"
+    return name if name in SYMMETRIES else checked_choice("aosym", aosym, SYMMETRIES)
 
 
 def sides_of(orbitals, aosym, compact):
@@ -254,6 +254,8 @@ def opened(erifile, dataname):
     """The group in which a dataset will be made; a file that was given by its name is closed in the end."""
     import h5py
 
+    if not isinstance(dataname, str) or not dataname:
+        raise ArgumentError(f"dataname must be the name of a dataset, not {shown(dataname)}.")
     if isinstance(erifile, h5py.Group):
         yield erifile
         return

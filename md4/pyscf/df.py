@@ -18,6 +18,7 @@ from md4.contract.ranks import ranks_of
 from md4.engine import BACKENDS
 from md4.errors import MD4Error, UnsupportedError
 from md4.gpu.devices import chosen
+from md4.method.operators import checked_omega
 from md4.pyscf import check_density, check_pyscf, effective_omega
 from md4.pyscf.ao2mo import opened
 from md4.pyscf.orbitals import OrbitalRows, install
@@ -25,6 +26,7 @@ from md4.pyscf.tensors import Rows, Tensors, tagged_orbitals
 from md4.support.arguments import (
     checked_array,
     checked_choice,
+    checked_flag,
     checked_integer,
     checked_memory,
     checked_mol,
@@ -302,6 +304,7 @@ class DF(OrbitalRows):
 
     def _md4_get_jk(self, dm, hermi, with_j, with_k, omega):
         matrices = checked_array("the density matrices", dm)
+        with_j, with_k = checked_flag("with_j", with_j), checked_flag("with_k", with_k)
         fitting = self._md4_fitting(omega)
         check_density(matrices, fitting.nao)
         stack = np.asarray(matrices).reshape(-1, fitting.nao, fitting.nao)
@@ -326,7 +329,7 @@ class DF(OrbitalRows):
                 yield other
             return
         mol, auxmol = self.mol, self._md4_auxmol()
-        before, omega, other = (mol.omega, auxmol.omega), 0 if omega is None else omega, self.copy()
+        before, omega, other = (mol.omega, auxmol.omega), checked_omega(omega), self.copy()
         other._dataname = f"{self._dataname}-lr/{omega:.6f}"  # in a file that is wanted, as PySCF's
         mol.omega = auxmol.omega = omega
         try:

@@ -38,6 +38,11 @@ def tensor_of_one_device(basis, operator, request, out, backend, device, max_mem
         return locked_tensor(engine, request, out, device, checked_progress(progress))
 
 
+def checked_auxmol(auxmol):
+    """The molecule of auxiliary functions; errors as of `checked_mol`."""
+    return checked_mol(auxmol, "auxmol", "pyscf.df.make_auxmol(mol, 'cc-pvdz-jkfit') makes one")
+
+
 def operator_of(mol, omega):
     """The operator of `omega`, by default that of `mol`."""
     return Operator.from_omega(mol.omega if omega is None else omega)
@@ -118,7 +123,7 @@ def int3c2e(
     (190, 93)
     """
     operator = operator_of(checked_mol(mol), omega)
-    parts = [Basis.from_mol(mol), Basis.from_mol(auxmol)]
+    parts = [Basis.from_mol(mol), Basis.from_mol(checked_auxmol(auxmol))]
     joined, last = Basis.joined(parts), (len(parts[0]), len(parts[0]) + len(parts[1]))
     options = aosym, shls_slice, out, backend, device, max_memory, stream, progress
     return few_centre_tensor(joined, operator, 3, last, *options)
@@ -172,6 +177,6 @@ def int2c2e(
     >>> print(metric.shape, abs(metric - auxmol.intor("int2c2e")).max() < 1e-12)
     (27, 27) True
     """
-    operator, basis = operator_of(checked_mol(auxmol), omega), Basis.from_mol(auxmol)
+    operator, basis = operator_of(checked_auxmol(auxmol), omega), Basis.from_mol(auxmol)
     options = "s1", shls_slice, out, backend, device, max_memory, stream, progress
     return few_centre_tensor(Basis.joined([basis]), operator, 2, (0, len(basis)), *options)

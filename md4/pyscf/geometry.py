@@ -12,6 +12,7 @@ import warnings
 from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
+from itertools import takewhile
 from math import isfinite
 from pathlib import Path
 
@@ -135,13 +136,17 @@ def checked_zmatrix(rows):
 
 
 def parse_xyz(text, name):
-    """Atoms [(symbol, (x, y, z))] of an xyz file: a count, a comment, one atom a line; further columns are ignored."""
+    """Atoms [(symbol, (x, y, z))] of an xyz file: a count, a comment, one atom a line; further columns are ignored.
+
+    Of several geometries one after the other, the first is read.
+    """
     lines = text.splitlines()
     try:
         count = int(lines[0])
     except (IndexError, ValueError):
         raise ArgumentError(f"{name}: the first line of an xyz file must be the number of atoms.") from None
-    rows = [line.split() for line in lines[2 : 2 + max(count, 0)]]
+    rest, most = [line.split() for line in lines[2:]], max(count, 0)
+    rows = rest[:most] + list(takewhile(lambda row: len(row) > 3, rest[most:]))  # atoms beyond the count, too
     if count < 1 or len(rows) != count:
         raise ArgumentError(f"{name}: the first line promises {count} atoms, but {len(rows)} lines follow the comment.")
     return [parse_atom(row, f"{name}, line {i}") for i, row in enumerate(rows, start=3)]

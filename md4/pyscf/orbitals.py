@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from md4.contract.fitting_orbitals import Pieces, integrals
+from md4.cpu.matrices import all_finite
 from md4.errors import ArgumentError, UnsupportedError
 from md4.pyscf.classes import replace
 from md4.pyscf.tensors import Rows
-from md4.support.arguments import as_list, checked_array, shown
+from md4.support.arguments import as_list, checked_array, checked_flag, shown
 from md4.support.memory import host_array
 from md4.support.types import HostArray
 
@@ -49,7 +50,7 @@ class OrbitalRows:
         Raises
         ------
         ArgumentError, UnsupportedError
-            Orbitals of another shape, or complex ones.
+            Orbitals of another shape or with numbers that are not finite, or complex ones.
         MemoryLimitError
             The rows do not fit into host memory, or the least workspace does not fit.
 
@@ -89,9 +90,9 @@ class OrbitalRows:
         """
         if self._md4_pyscf is not None:
             return super().ao2mo(mo_coeffs, compact)  # type: ignore[misc]
-        one = isinstance(mo_coeffs, np.ndarray) and mo_coeffs.ndim == 2
+        one, compact = isinstance(mo_coeffs, np.ndarray) and mo_coeffs.ndim == 2, checked_flag("compact", compact)
         i, j, k, l = orbital_sets([mo_coeffs] * 4 if one else mo_coeffs, 4, self.mol.nao)
-        triangles = [bool(compact) and same(i, j), bool(compact) and same(k, l)]
+        triangles = [compact and same(i, j), compact and same(k, l)]
         bra, ket = (i, i if triangles[0] else j), (k, k if triangles[1] else l)
         if same(i, k) and same(j, l):
             return integrals(self._md4_fitting(), bra, None, triangles[:1])
@@ -102,13 +103,17 @@ class OrbitalRows:
 
 def checked_orbitals(orbitals, nao):
     """Coefficients as float64 arrays (nao, n)."""
-    found = [checked_array("the orbitals", one) for one in orbitals]
+    found = [checked_array("the orbitals", one, "mf.mo_coeff") for one in orbitals]
     for one in found:
         if one.dtype.kind == "c":
             raise UnsupportedError("the orbitals are complex; md4 transforms integrals to real orbitals only.")
         if one.ndim != 2 or len(one) != nao or one.dtype.kind not in "fiu":
             raise ArgumentError(f"orbitals must have the shape ({nao}, n), not {one.shape} of {one.dtype}.")
-    return [np.asarray(one, dtype=float) for one in found]
+    with np.errstate(over="ignore"):  # numbers beyond float64 are refused below
+        found = [np.asarray(one, dtype=float) for one in found]
+    if not all(map(all_finite, found)):
+        raise ArgumentError("the orbitals have elements that are not finite in double precision.")
+    return found
 
 
 def orbital_sets(mo_coeffs, count, nao):

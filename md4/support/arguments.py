@@ -121,17 +121,17 @@ def as_list(values):
     return list(values) if iterable and not isinstance(values, (str, bytes, bytearray, dict, type)) else None
 
 
-def checked_array(name, value):
+def checked_array(name, value, of_solver="mf.make_rdm1()"):
     """`value` as an ndarray; ArgumentError if NumPy cannot make one (rows of different lengths, a device array)."""
     if hasattr(value, "make_rdm1"):
-        raise ArgumentError(f"{name} must be arrays, not {shown(value)}; pass mf.make_rdm1().")
+        raise ArgumentError(f"{name} must be arrays, not {shown(value)}; pass {of_solver}.")
     try:
         return np.asarray(value)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"{name} cannot be taken for an array: {error}.") from error
 
 
-def checked_mol(mol):
+def checked_mol(mol, name="mol", way=None):
     """A `pyscf.gto.Mole` or an object with its methods. `md4.Basis.from_mol` checks whether it has shells.
 
     Raises
@@ -146,7 +146,7 @@ def checked_mol(mol):
             f"{type(mol).__name__} of PySCF is periodic; md4 has the integrals of molecules only: {ONE_MOLECULE}."
         )
     if isinstance(mol, type) or not all(hasattr(mol, name) for name in ("_atm", "_bas", "_env", "bas_exp", "cart")):
-        raise ArgumentError(f"mol must be a pyscf.gto.Mole, not {shown(mol)}; {way_to_mol(mol)}.")
+        raise ArgumentError(f"{name} must be a pyscf.gto.Mole, not {shown(mol)}; {way or way_to_mol(mol)}.")
     return mol
 
 

@@ -321,6 +321,10 @@ def test_green_functions_of_an_attached_object(water):
     (lambda mol: md4.DF(mol, {"O": [], "H": AUXILIARY}).build(), md4.ArgumentError, "give a name, or a dict"),
     (lambda mol: md4.DF(mol, AUXILIARY, "cpu").get_jk(np.eye(13), omega="long"), md4.ArgumentError, "'long'"),
     (lambda mol: md4.DF(mol, AUXILIARY, "cpu").get_jk(np.zeros((2, 2))), md4.ArgumentError, "shape"),
+    (lambda mol: md4.DF(mol, AUXILIARY, "cpu").get_jk(np.eye(13), with_j="x"), md4.ArgumentError, "with_j must be"),
+    (lambda mol: md4.DF(mol, AUXILIARY, "cpu").ao2mo(np.eye(13), compact="x"), md4.ArgumentError, "compact must be"),
+    (lambda mol: md4.DF(mol, AUXILIARY, "cpu").mo_rows(np.eye(13), [[np.inf]] * 13), md4.ArgumentError, "not finite"),
+    (lambda mol: md4.DF(mol, AUXILIARY, "cpu").range_coulomb("x").__enter__(), md4.ArgumentError, "omega must be"),
     (lambda mol: next(md4.DF(mol, AUXILIARY, "cpu").loop(0)), md4.ArgumentError, "blksize"),
     (lambda mol: md4.DF(mol, AUXILIARY, "cpu", 0.01).build(), md4.MemoryLimitError, "max_memory"),
 ])  # fmt: skip

@@ -180,6 +180,7 @@ def test_missing_basis_set_exchange_is_named(monkeypatch):
         ("", "number of atoms"),
         ("two\n\nH 0 0 0", "number of atoms"),
         ("2\n\nH 0 0 0", "promises 2 atoms, but 1"),
+        ("1\n\nH 0 0 0\nH 0 0 1\n", "promises 1 atoms, but 2"),
         ("2\n\nH 0 0 0\nXx 0 0 1", "a.xyz, line 4: 'Xx' is no element"),
         ("1\n\nH 0 0", "line 3: expected 'symbol x y z'"),
         ("1\n\nH 0 0 zero", "line 3"),
