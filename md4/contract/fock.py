@@ -35,6 +35,7 @@ from md4.support.types import BackendName, Densities, Devices, JKPair, Molecule,
 
 # Exponents (Bohr^-2) up to which J is made without K on a GPU.
 STEEPEST_ALONE = 1e20
+NOTHING = np.empty((0, 0, 0))
 
 
 class JK(Gradients):
@@ -166,7 +167,7 @@ class JK(Gradients):
 
     def _forget_lists(self):
         """Drops the pair lists, their H matrices, and memory that is kept."""
-        self._kept = np.empty((0, 0, 0))
+        self._kept = NOTHING
         if hasattr(self, "team"):
             self.team.forget()
 
@@ -306,12 +307,13 @@ class JK(Gradients):
         start = time.perf_counter()
         dm = self._frame.densities(dm)
         general = np.concatenate([dm, dm.transpose(0, 2, 1)]) if hermi == 0 else dm
-        coulomb = self._twice(dm) if with_j and hermi != 2 else dm[:0]
+        coulomb = self._twice(dm if with_j and hermi != 2 else dm[:0])
         # sums of J alone in fixed point would lose digits beside such functions
         beside = len(coulomb) > 0 and self.engine.backend.name != "cpu" and self.basis.exponents.max() > STEEPEST_ALONE
         exchange = general if with_k or beside else dm[:0]
         build = Build(operator, tolerance * self._frame.sharpening, exchange, coulomb, with_k or beside)
         x, y = map(self._frame.sums, self._sums(build, dm))
+        self._kept = coulomb  # not after an error
         vj = vk = None
         if with_j:
             vj = plus_transposed(y, out=y) if hermi != 2 else np.zeros_like(dm)
@@ -324,10 +326,11 @@ class JK(Gradients):
 
     def _twice(self, dm):
         """Memory for D + D^T, which is kept: to write new memory takes longer than the sum. `_sums` fills it."""
-        if self._kept.shape != dm.shape:
-            self._kept = np.empty((0, 0, 0))  # before the next one is counted
-            self._kept = self.engine.backend.watch(np.empty_like(dm))
-        return self._kept
+        kept, self._kept = self._kept, NOTHING
+        if kept.shape != dm.shape:
+            del kept  # before the next one is counted
+            kept = self.engine.backend.watch(np.empty_like(dm))
+        return kept
 
     def _sums(self, build, dm):
         """X and Y of a build (`md4.method.digestion`); without exchange, X has no matrices."""

@@ -204,6 +204,7 @@ class Gradients:
     team: Any
     _unlisted: npt.NDArray[np.float64]  # bounds of what is in no list
     _primitives: Any  # what `_on_primitives` has made
+    _kept: Any  # memory for the next build
     basis: Any
     stats: Statistics
     ranks: Any
@@ -452,8 +453,9 @@ class Gradients:
     def _on_primitives(self):
         """(JK, C, atoms): one on the CPU for `Basis.decontracted`, its coefficients, and the row of each of its shells.
 
-        None if this object is as good.
+        None if this object is as good. What it keeps for builds gives way to derivatives.
         """
+        self._kept = np.empty((0, 0, 0))
         if self.engine.backend.name != "cpu" or self.basis.classes[:, 1].max() < MANY_FUNCTIONS:
             return None
         if self._primitives is None:

@@ -1,8 +1,5 @@
 """What an `md4.DF` makes: the tensors of a molecule, their rows as an array, and orbitals from PySCF's tags."""
 
-from contextlib import redirect_stdout
-from io import StringIO
-
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
@@ -84,8 +81,9 @@ def make_auxmol(mol, auxbasis):
     from pyscf.lib.exceptions import BasisNotFoundError
 
     try:
-        with redirect_stdout(StringIO()):  # PySCF's advice, which is in the message below
-            made = addons.make_auxmol(mol, auxbasis)
+        # for a name alone PySCF would also print its advice, which is in the message below
+        made = addons.make_auxmol(mol, {"default": auxbasis} if isinstance(auxbasis, str) else auxbasis)
+        made.basis = made.basis if auxbasis is None else auxbasis
     except (BasisNotFoundError, KeyError) as error:
         elements = ", ".join(sorted({mol.atom_pure_symbol(n) for n in range(mol.natm)}))
         raise BasisError(

@@ -323,6 +323,19 @@ def test_what_a_build_keeps_counts(backend):
     assert jk.engine.backend.memory_left() - left == dm.nbytes
 
 
+def test_what_a_build_keeps_gives_way():
+    """All of a build that is refused, and what neither K alone nor a gradient needs."""
+    mol = molecule(WATER, "6-31g")
+    jk, dm = md4.JK(mol, backend="cpu", max_memory=2), random_densities(mol)[0]
+    with pytest.raises(MemoryLimitError):
+        jk.get_jk(random_densities(mol, count=2000))
+    for work in (jk.gradient, lambda dm: jk.get_jk(dm, with_j=False)):
+        work(dm)
+        assert jk._kept.size == 0
+        jk.get_jk(dm)
+        assert jk._kept.size > 0
+
+
 @pytest.mark.parametrize("basis, count, max_memory", [("cc-pvtz", 8, 1.0), ("6-31g", 1, 0.01)])
 def test_too_little_memory_is_refused(backend, basis, count, max_memory):
     """Of matrices, and of the least workspace."""

@@ -500,6 +500,19 @@ def test_scanner_and_reset(water):
         assert abs(change(mine) - wanted) < 1e-8
 
 
+def test_output_of_other_threads_stays(water, monkeypatch, capsys):
+    """Of the whole process: while PySCF makes an auxiliary basis, other threads print, and PySCF gives no advice."""
+    def make(*given, make=df.addons.make_auxmol):
+        print("from a thread")
+        return make(*given)
+
+    monkeypatch.setattr(df.addons, "make_auxmol", make)
+    assert md4.DF(water, AUXILIARY, backend="cpu").build().auxmol.basis == AUXILIARY
+    with pytest.raises(md4.BasisError, match="does not have all of"):
+        md4.DF(molecule("U 0 0 0", "ano"), AUXILIARY, backend="cpu").build()
+    assert capsys.readouterr().out == "from a thread\n" * 2
+
+
 @pytest.mark.parametrize("convert, kind", [
     ("to_uhf", scf.uhf.UHF), ("to_ghf", scf.ghf.GHF), ("to_ks", dft.rks.RKS),
 ])  # fmt: skip
