@@ -29,19 +29,20 @@ def named(error):
     return max(float(number) * UNITS[unit] for number, unit in sizes)
 
 
-def until_enough(work, cap):
+def until_enough(work, cap, beside=0.0):
     """(result of work(cap), cap, refusals) of the first cap that is enough; the next one is what a refusal names.
 
-    Each is larger than the one before, and no call takes more than its cap. All is compiled before.
+    Each is larger than the one before, and no call takes more than its cap and `beside` (MB), the J and K that
+    it returns. All is compiled before.
     """
     work(None)
-    refusals = []
+    refusals, more = [], beside + OBJECTS_MB
     while isinstance((found := traced(partial(work, cap)))[0], MemoryLimitError):
         error, peak = found
-        assert peak < cap + OBJECTS_MB, (cap, peak, error)
+        assert peak < cap + more, (cap, peak, error)
         assert named(error) > cap, (cap, error)
         refusals.append(str(error))
         cap = named(error)
     result, peak = found
-    assert peak < cap + OBJECTS_MB, (cap, peak)
+    assert peak < cap + more, (cap, peak)
     return result, cap, refusals

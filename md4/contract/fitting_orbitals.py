@@ -19,7 +19,7 @@ import numpy as np
 from md4.contract.direct_fitting import DirectBuild
 from md4.contract.exchange_factors import half_of_rows, takes_rows
 from md4.contract.fitting_stores import WORK_SHARE, block_rows, parts_within, zeros
-from md4.support.memory import check_fits, host_array
+from md4.support.memory import host_array
 
 # For messages.
 ROWS = "rows of fitted integrals over orbitals"
@@ -197,10 +197,10 @@ class Pieces:
             while (need := 2 * self.bytes_of(self.piece(piece.number, first, last)) + other) > left:
                 if last == first + 1:
                     others = self.pairs[piece.number][1].shape[1]
-                    check_fits(
-                        need, left, f"fitted integrals of two orbitals with {others} others and {self.fit.size} "
-                        "auxiliary functions and the least workspace take",
-                    )  # fmt: skip
+                    what = f"fitted integrals of two orbitals with {others} others and {self.fit.size} auxiliary "
+                    with self.fit.working():
+                        self.fit.algebra.check_fits(need, f"{what}functions and the least workspace take")
+                    break  # they fit by now
                 last = first + (last - first + 1) // 2
             parts.append(self.piece(piece.number, first, last))
             first = last

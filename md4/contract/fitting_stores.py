@@ -9,8 +9,8 @@ import numpy as np
 
 from md4.contract.three_centre import HERMITE_SHARE, ranges_between
 from md4.contract.workspace import least_block
-from md4.errors import MemoryLimitError
 from md4.support.display import size_text
+from md4.support.memory import check_fits
 
 STORES = ("auto", "device", "host", "direct")
 # Of the memory that is left: what a table leaves to the products, and what these take at most at once.
@@ -192,9 +192,11 @@ def chosen_store(store, algebra, shape, work):
         return "device" if fits["device"] else "host" if algebra.has_host_memory and fits["host"] else "direct"
     if store in fits and not fits[store]:
         others = [repr(name) for name in ("device", "host", "direct") if name != store and fits.get(name, True)]
-        raise MemoryLimitError(
-            f"the three-centre tensor of {shape[0]} auxiliary functions and {shape[1]} pairs of AOs takes "
-            f"{size_text(need)} and its builds {size_text(work)}, but {size_text(here)} may be used for "
-            f"store={store!r}; raise max_memory, or use store={' or '.join(others)}."
-        )
+        what = f"the three-centre tensor of {shape[0]} auxiliary functions and {shape[1]} pairs of AOs takes "
+        what += f"{size_text(need)} and its builds {size_text(work)}; store={store!r} needs"
+        both = work + (algebra.held_bytes(need) if store == "device" else need)
+        remedy = f"raise max_memory, or use store={' or '.join(others)}"
+        if store == "device" or not algebra.has_host_memory:
+            algebra.check_fits(both, what, remedy)  # names what is held, too
+        check_fits(both, here, what, remedy)
     return store

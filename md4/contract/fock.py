@@ -305,8 +305,8 @@ class JK(Gradients):
     def _build(self, dm, hermi, with_j, with_k, operator, tolerance):
         """J and K of real density matrices, shape (n, nao, nao)."""
         start = time.perf_counter()
-        dm = self._frame.densities(dm)
-        general = np.concatenate([dm, dm.transpose(0, 2, 1)]) if hermi == 0 else dm
+        dm = self._in_frame(dm)
+        general = self._counted(np.concatenate([dm, dm.transpose(0, 2, 1)])) if hermi == 0 else dm
         coulomb = self._twice(dm if with_j and hermi != 2 else dm[:0])
         # sums of J alone in fixed point would lose digits beside such functions
         beside = len(coulomb) > 0 and self.engine.backend.name != "cpu" and self.basis.exponents.max() > STEEPEST_ALONE

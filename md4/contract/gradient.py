@@ -344,7 +344,7 @@ class Gradients:
             return None, None
         jk, coefficients, _ = self._on_primitives() or (self, None, None)
         if coefficients is not None:
-            densities = coefficients @ densities @ coefficients.T
+            densities = self._counted(coefficients @ densities @ coefficients.T)
         found = jk._derivatives_of(densities, with_j, with_k, operator, limit)
         if coefficients is not None:
             found = [coefficients.T @ this @ coefficients for this in found]
@@ -359,7 +359,7 @@ class Gradients:
             return [np.zeros((3 * len(densities), *densities.shape[1:])) for _ in "jk"]
         self._compile_ahead("matrices", operator, lambda *of: rehearse_matrices(*of, densities, *given), given)
         with self.engine.lock:
-            turned, forces = frame.densities(densities), self._forces_of_lists(limit)
+            turned, forces = self._in_frame(densities), self._forces_of_lists(limit)
             # a derivative along an axis is that along three turned ones, whose factors add up to sqrt(3) at most
             share = 1.0 if frame.rotation is None else frame.sharpening / sqrt(3)
             for step in FINER:
@@ -450,6 +450,11 @@ class Gradients:
         backend = self.engine.backend
         return backend.memory.watch(densities.view()) if backend.name == "cpu" else densities
 
+    def _in_frame(self, densities):
+        """Densities in the order of md4, which count if they are a copy."""
+        made = self._frame.densities(densities)
+        return densities if made is densities else self._counted(made)
+
     def _on_primitives(self):
         """(JK, C, atoms): one on the CPU for `Basis.decontracted`, its coefficients, and the row of each of its shells.
 
@@ -480,7 +485,7 @@ class Gradients:
             np.add.at(gradient, atoms, found)
             return gradient, stats
         start, stats, theirs = time.perf_counter(), Statistics(), densities  # counted as long as there is the name
-        densities = self._counted(self._frame.densities(theirs))
+        densities = self._in_frame(theirs)
         if not self._has_pairs(tolerance):
             basis, finest = self._frame.basis, self._finest * self._frame.sharpening
             missing = unlisted(basis, [], PRIMITIVE_SHARE * finest)

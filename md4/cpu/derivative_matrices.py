@@ -135,6 +135,7 @@ class HostDerivatives:
         `report` is called now and then with the number of ordered pairs of AOs that have been made.
         """
         shape, memory, used = (len(densities), 3, *densities.shape[1:]), self.backend.memory, {0}
+        memory.watch(self, 16 * prod(shape))  # of the result
         lanes, threads = (7 * int(np.diff(self.basis.ao_loc).max()) ** 2 * LANES,), number_of_threads()
         of_bras, of_kets = self.divided_memory(8 * threads * (lanes[0] + 2 * prod(shape)))
         sums = [(memory.empty(lanes, aligned_empty), memory.zeros(shape), memory.zeros(shape)) for _ in range(threads)]

@@ -148,10 +148,12 @@ class Side:
         values = twice[:, rows, columns].reshape(count, len(pairs), pairs.nab) * pair_weights(pairs)
         for first, last in pieces(pairs):
             owner, h = dense_h(prepared, first, last)
-            self.density[:, first:last] = np.einsum("ska,kap->skp", values[:, owner], h)
+            for some in few_densities(count, (last - first) * max(pairs.nab, pairs.nherm)):
+                self.density[some, first:last] = np.einsum("ska,kap->skp", values[some, owner], h)
         used = members >= 0
-        for density, in_lanes in zip(self.density, self.lane_density):  # one by one, so that copies are small
-            in_lanes.transpose(0, 2, 1)[used] = (density * signs(pairs.l))[members[used]]
+        for some in few_densities(count, used.size * pairs.nherm):
+            in_lanes = self.lane_density[some].transpose(0, 1, 3, 2)
+            in_lanes[:, used] = (self.density[some] * signs(pairs.l))[:, members[used]]
 
 
 def dense_h(prepared, first, last):
@@ -166,12 +168,20 @@ def dense_h(prepared, first, last):
 
 # Largest number of doubles of the dense H that is made at once.
 DENSE = 1 << 17
+# Of copies of several densities.
+COPIED = 1 << 13
 
 
 def pieces(pairs):
     """(first, last) of the primitive pairs whose dense H is made at once."""
     step = max(1, DENSE // (pairs.nab * pairs.nherm))
     return ((n, min(n + step, pairs.nprim)) for n in range(0, pairs.nprim, step))
+
+
+def few_densities(count, numbers):
+    """Slices of densities, so few that copies of so many numbers of each are small."""
+    step = max(1, COPIED // max(1, numbers))
+    return [slice(first, first + step) for first in range(0, count, step)]
 
 
 class HostCoulomb:
@@ -224,8 +234,8 @@ class HostCoulomb:
             sums, work,
         )  # fmt: skip
         with self.lock:
-            for j, more in zip(bra.j, j_bra):
-                j[prims] += more
+            for some in few_densities(count, j_bra[0].size):
+                bra.j[some, prims] += j_bra[some]
             ket.lane_j += j_ket
         return quartets
 
@@ -240,18 +250,21 @@ class HostCoulomb:
         pairs, side, count = prepared.pairs, self.sides.pop(prepared), len(self.twice)
         used, members = prepared.data.members >= 0, prepared.data.members
         sums = side.j
-        for j, in_lanes in zip(sums, side.lane_j):
-            j[members[used]] += in_lanes.transpose(0, 2, 1)[used] * signs(pairs.l)
+        for some in few_densities(count, used.size * pairs.nherm):
+            sums[some, members[used]] += side.lane_j[some].transpose(0, 1, 3, 2)[:, used] * signs(pairs.l)
         del side  # D and what is in lanes give their memory to what follows
         values = np.zeros((count, len(pairs), pairs.nab))
         for first, last in pieces(pairs):
             owner, h = dense_h(prepared, first, last)
-            these = np.einsum("skp,kap->ska", sums[:, first:last], h)
-            for s in range(count):
-                np.add.at(values[s], owner, these[s])
+            for some in few_densities(count, (last - first) * pairs.nab):
+                these = np.einsum("skp,kap->ska", sums[some, first:last], h)
+                for of_pairs, added in zip(values[some], these):
+                    np.add.at(of_pairs, owner, added)
         rows, columns = pair_places(self.basis, pairs)
-        for y, of_pairs in zip(self.y, values):
-            y[rows, columns] += (of_pairs * pair_weights(pairs)).reshape(-1, pairs.na, pairs.nb)
+        for some in few_densities(count, values[0].size):
+            self.y[some, rows, columns] += (values[some] * pair_weights(pairs)).reshape(
+                -1, len(pairs), pairs.na, pairs.nb
+            )
 
     def result(self):
         """Y, shape (n, nao, nao)."""

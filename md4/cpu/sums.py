@@ -135,6 +135,7 @@ class HostDigest:
             (memory.empty(lanes, aligned_empty), memory.zeros(densities.shape), memory.zeros(twice.shape))
             for _ in range(number_of_threads())
         ]
+        memory.watch(self, densities.nbytes + twice.nbytes)  # of the result
 
     def begin(self, lists, keeps_all):
         """Nothing is needed of the lists."""

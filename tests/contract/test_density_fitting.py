@@ -284,13 +284,21 @@ def test_store_follows_memory(water):
 def test_chosen_store(store, device, host, chosen):
     """A table of 6 rows with 15 columns and one of zeros takes 768 bytes, the builds 100 beside it."""
     algebra = SimpleNamespace(
-        memory_left=lambda: device, host_left=lambda: host, has_host_memory=True, held_bytes=lambda n: n
-    )
+        memory_left=lambda: device, host_left=lambda: host, has_host_memory=True, held_bytes=lambda n: n,
+        check_fits=lambda *_: None,
+    )  # fmt: skip
     if not chosen.startswith("store="):
         assert chosen_store(store, algebra, (6, 15), 100) == chosen
         return
     with pytest.raises(md4.MemoryLimitError, match=f"768 B and its builds 100 B.* or use {chosen}"):
         chosen_store(store, algebra, (6, 15), 100)
+
+
+@pytest.mark.parametrize("store", ["device", "host"])
+def test_what_a_refusal_of_a_store_names_is_enough(water, store):
+    """With what is held, and what builds need beside the tensor."""
+    *_, refusals = until_enough(lambda cap: fitting(water, store=store, max_memory=cap).size, 0.37)
+    assert "and its builds" in refusals[-1]
 
 
 def test_too_many_densities(water):

@@ -5,6 +5,7 @@ from itertools import combinations_with_replacement
 import numpy as np
 import pytest
 from fitted_orbitals import AUXILIARY, assert_close, bases, fitting, watched
+from traced_memory import until_enough
 
 import md4
 from md4.contract.fitted_mp2 import mp2
@@ -64,6 +65,16 @@ def test_little_memory(water, cap, share, monkeypatch):
     most = watched(fit)
     compare(fit, spins)  # whose own rows do not count
     assert 0 < most[0] <= cap * 1e6
+
+
+def test_what_a_refusal_names_is_enough(water):
+    """With the factors of the metric and lists of shell pairs, which are there already."""
+
+    def work(cap):
+        return mp2(fitting(water, store="direct", max_memory=cap), [spin(water.nao, 4, 9)])[:2]
+
+    *_, refusals = until_enough(work, 0.05)
+    assert "fitted integrals of two orbitals" in refusals[-1]
 
 
 def test_several_workers(water, monkeypatch):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from interrupts import interrupted
 from molecules import METHANE, WATER, host, joined, molecule
 from pyscf import gto, scf
+from traced_memory import until_enough
 
 import md4
 from md4.contract import fock
@@ -334,6 +335,24 @@ def test_what_a_build_keeps_gives_way():
         assert jk._kept.size == 0
         jk.get_jk(dm)
         assert jk._kept.size > 0
+
+
+# Four contracted functions in each shell, so that there are more products than Hermite functions.
+CONTRACTED = {"He": [[1, *([exponent, 1.0, 0.5, 0.2, -0.3] for exponent in (0.2, 1.0, 5.0, 20.0))]]}
+
+
+@pytest.mark.parametrize("name, hermi, matrices, options", [
+    ("get_jk", 1, 1, {"with_k": False}), ("get_jk", 0, 2, {}), ("derivative_jk", 0, 6, {}),
+])  # fmt: skip
+def test_copies_of_many_densities_count(name, hermi, matrices, options):
+    """And copies of J and K, but for those that are returned."""
+    mol = molecule("; ".join(f"He 0 0 {n}" for n in range(4)), CONTRACTED)
+    dm = random_densities(mol, hermi, 40)
+
+    def work(cap):
+        return getattr(md4.JK(mol, backend="cpu", max_memory=cap), name)(dm, hermi, **options)
+
+    until_enough(work, 3.0, matrices * dm.nbytes * 1e-6)
 
 
 @pytest.mark.parametrize("basis, count, max_memory", [("cc-pvtz", 8, 1.0), ("6-31g", 1, 0.01)])
