@@ -206,7 +206,7 @@ def test_orbitals(emulated, host_integrals, store, ranges, monkeypatch):
 
 
 @pytest.mark.sample("direct*", "device*")
-@pytest.mark.parametrize("store, cap", [("direct", 0.3), ("device", 0.6), ("host", 0.6)])
+@pytest.mark.parametrize("store, cap", [("direct", 0.3), ("device", 0.66), ("host", 0.66)])
 def test_orbitals_below_a_cap(emulated, host_integrals, store, cap, monkeypatch):
     """The pool lends no more than that; ranges of orbitals are as long as there is room for."""
     by_matrices(monkeypatch)
