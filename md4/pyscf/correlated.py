@@ -35,6 +35,7 @@ entering = Lock()
 
 def enter(mol, builder):
     """MO integrals of `mol` are made with the options of `builder` from now on, as long as an object has it."""
+    install()
     if builder.mo_integrals:
         with entering:
             others = [ref for ref in builders.get(mol, ()) if ref() not in (None, builder)]

@@ -21,7 +21,7 @@ from md4.method.operators import check_order, checked_omega
 from md4.pyscf import check_density, check_pyscf, effective_omega, timed
 from md4.pyscf.builder import Builder, build, by_pyscf_itself, check_no_integrals, made_for
 from md4.pyscf.classes import Restorable, in_front, with_mixin
-from md4.pyscf.correlated import attached_method, detached_method, enter, install
+from md4.pyscf.correlated import attached_method, detached_method, enter
 from md4.pyscf.df import DF, by_md4, by_pyscf, check_replaceable
 from md4.pyscf.fitted_correlation import attach_correlation, detach_correlation, is_fitted_correlation
 from md4.pyscf.gradients import MD4Excited, MD4Forces
@@ -390,7 +390,6 @@ def attach(
 
     builder.ranks.together(check, "md4.attach")
     builder.ranks.same({"the object": type(mf).__name__})
-    install()
     return attached(mf, builder)
 
 

@@ -154,7 +154,10 @@ def test_pickle(rhf, water, make):
 def test_pickle_to_another_process(rhf, water, tmp_path):
     """Where PySCF has not made the class."""
     (tmp_path / "mf.pickle").write_bytes(pickle.dumps(rhf))
-    code = "import pickle, sys; mf = pickle.load(open(sys.argv[1], 'rb')); print(type(mf).__name__, mf.kernel())"
+    code = (
+        "import pickle, sys; mf = pickle.load(open(sys.argv[1], 'rb')); print(type(mf).__name__, mf.kernel()); "
+        "from pyscf.mp import mp2; assert mp2._ao2mo_ovov.__wrapped__"  # which `attach` would have replaced
+    )
     run = [sys.executable, "-c", code, str(tmp_path / "mf.pickle")]
     environment = {**os.environ, "NUMBA_NUM_THREADS": "1"}
     done = subprocess.run(run, capture_output=True, text=True, check=True, env=environment)
