@@ -21,6 +21,7 @@ from md4.contract.fitting_team import density_fitting
 from md4.cpu.algebra import HostAlgebra
 from md4.gpu import device_count
 from md4.gpu.algebra import DeviceAlgebra
+from md4.support.memory import check_fits
 
 CLOSE = {"cpu": 1e-12, "cuda": 1e-10}  # relative to the largest component
 STORES = ["device", "host", "direct"]
@@ -170,8 +171,9 @@ def test_an_error_of_one_worker(workers, mols, number, step, fault, monkeypatch)
 
 def test_each_worker_looks_at_its_own_memory(mols, monkeypatch):
     made, dm = on_cpu(monkeypatch, *mols), symmetric(13)
-    monkeypatch.setattr(made.fitting.shares[1].algebra.backend.memory, "cap", 10_000)
-    with pytest.raises(md4.MemoryLimitError, match=r"needs .*, but 10 kB may be used"):
+    little = made.fitting.shares[1].algebra
+    monkeypatch.setattr(little, "check_fits", lambda need, what: check_fits(need, 10_000, what))
+    with pytest.raises(md4.MemoryLimitError, match=r"pairs of occupied orbitals needs .*, but 10 kB may be used"):
         made.run(dm, 1.0, 1.0)
 
 

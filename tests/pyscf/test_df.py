@@ -502,6 +502,7 @@ def test_scanner_and_reset(water):
 
 def test_output_of_other_threads_stays(water, monkeypatch, capsys):
     """Of the whole process: while PySCF makes an auxiliary basis, other threads print, and PySCF gives no advice."""
+
     def make(*given, make=df.addons.make_auxmol):
         print("from a thread")
         return make(*given)
